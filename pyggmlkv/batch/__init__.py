@@ -5,9 +5,10 @@ Upstream: llama-batch.h.
 
 from __future__ import annotations
 
-from pyggmlkv.batch.allocator import BatchAllocator, BatchLimits
+from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.batch import Batch
 from pyggmlkv.batch.positions import SeqPositions
+from pyggmlkv.batch.prepare import BatchLimits
 from pyggmlkv.batch.sequences import MAX_SEQ
 from pyggmlkv.batch.ubatch import UBatch
 

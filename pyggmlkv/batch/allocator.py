@@ -1,93 +1,22 @@
-"""Checks and completes a batch, then cuts it into ubatches.
+"""One batch at a time, cut into ubatches by one of three splits.
 
-Knows limits and the positions that memory holds, never cells. Everything is prepared aside and committed at the end
-of `init`, so that a refused batch changes nothing.
+Knows limits and the positions that memory holds, never cells. A batch is prepared aside and committed only
+when nothing was wrong with it, so that a refused batch changes nothing.
 Upstream: llama-batch.cpp, llama_batch_allocr.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pyggmlkv.batch.batch import Batch
-from pyggmlkv.batch.positions import (
-    PositionRule,
-    SeqPositions,
-    SeqRange,
-    automatic_positions,
-    check_coupled,
-    check_positions,
-)
-from pyggmlkv.batch.sequences import MAX_SEQ, Index, TokenSequences, sequences_of, shared_out
+from pyggmlkv.batch.positions import SeqPositions, SeqRange
+from pyggmlkv.batch.prepare import BatchLimits, PreparedBatch, prepare
+from pyggmlkv.batch.sequences import MAX_SEQ, Index, shared_out
 from pyggmlkv.batch.split import EqualSplit, SequenceSets, next_equal, next_seq
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import BatchError
-from pyggmlkv.logs import logger
-from pyggmlkv.types import F32, I32, I64, Bool
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """What a batch is checked against."""
-
-    n_vocab: int
-    n_embd: int
-    """Width of an input embedding."""
-    n_seq_max: int = 1
-    n_batch: int | None = None
-    """Most tokens of a batch."""
-    output_all: bool = False
-    """Every token produces an output, whatever the batch says (embeddings)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedBatch:
-    """A checked batch with nothing missing; arrays are read-only."""
-
-    token: I32 | None
-    embd: F32 | None
-    pos: I32
-    """(n_pos, n_tokens)."""
-    is_text_pos: bool
-    seqs: TokenSequences
-    output: Bool
-    output_order: I32 | None
-    """Batch indices in the order asked for; None for batch order."""
-    n_outputs: int
-    seq_range: SeqRange
-
-    @property
-    def n_tokens(self) -> int:
-        return self.seqs.n_tokens
-
-    def select(self, index: Index, n_seqs: int, equal_seqs: bool) -> UBatch:
-        """The tokens `index` as a ubatch of `n_seqs` sequence sets (0: as many as tokens)."""
-        flat, offset = self.seqs.select(index)
-        presence = self.seqs.present_in(flat)
-        is_slice = isinstance(index, slice)
-        output = self.output[index]
-        n_tokens = len(output)
-        return UBatch(
-            equal_seqs=equal_seqs,
-            n_tokens=n_tokens,
-            n_seq_tokens=n_tokens // n_seqs if n_seqs else 1,
-            n_seqs=n_seqs or n_tokens,
-            n_seqs_unq=len(presence.seq_id_unq),
-            n_pos=len(self.pos),
-            token=None if self.token is None else self.token[index],
-            embd=None if self.embd is None else self.embd[index],
-            pos=np.ascontiguousarray(self.pos[:, index]) if is_slice else np.take(self.pos, index, axis=1),  # type: ignore[arg-type]
-            n_seq_id=self.seqs.n_seq_id[index],
-            seq_id_flat=flat,
-            seq_id_offset=offset,
-            seq_mask=self.seqs.mask[index],
-            seq_id_unq=presence.seq_id_unq,
-            seq_idx=presence.seq_idx,
-            output=output,
-            is_text_pos=self.is_text_pos,
-        )
+from pyggmlkv.types import I32, I64, Bool
 
 
 class BatchAllocator:
@@ -111,94 +40,17 @@ class BatchAllocator:
         Without memory, sequences may start anywhere and automatic positions start at 0.
 
         Raises:
-            BatchError: the sequence with its last stored and the offered position, or the field at fault, in the
-                message and in `facts`. The allocator keeps the batch it had.
+            BatchError: names the sequence, its last stored and the offered position, or the field at fault, by
+                message and `facts`. The allocator keeps the batch it had.
 
         Upstream: llama-batch.cpp, init.
-        Differs: a position twice in a sequence is refused unless the model has position sections; so are negative
-        positions, an id twice on a token and a token without one.
+        Differs: a position twice in a sequence is refused unless the model has position sections; so are
+        negative positions, an id twice on a token and a token without one.
         """
-        prepared = self._prepare(batch, limits, memory)
+        prepared = prepare(batch, limits, memory, self.n_pos_per_embd)
         self._batch = prepared
         self._sets = None
         self.split_reset()
-
-    def _prepare(self, batch: Batch, limits: BatchLimits, memory: SeqPositions | None) -> PreparedBatch:
-        _check_inputs(batch, limits)
-        seqs = sequences_of(batch, limits.n_seq_max)
-        rule = self._position_rule(batch)
-        pos, seq_range = self._positions(batch, seqs, memory, rule)
-        if seqs.is_coupled and memory is not None:
-            check_coupled(seqs, memory)
-        output, order = batch.output, batch.output_order
-        n_outputs = int(np.count_nonzero(output))
-        if limits.output_all and n_outputs != batch.n_tokens:
-            if not batch.is_output_default:
-                logger.warning(
-                    "all tokens must be outputs here, but the batch asks for %d of %d", n_outputs, len(output)
-                )
-            output, order, n_outputs = np.ones(batch.n_tokens, dtype=np.bool_), None, batch.n_tokens
-        return PreparedBatch(
-            token=batch.tokens,
-            embd=batch.embd,
-            pos=pos,
-            is_text_pos=rule is not PositionRule.SECTIONS,
-            seqs=seqs,
-            output=output,
-            output_order=order,
-            n_outputs=n_outputs,
-            seq_range=seq_range,
-        )
-
-    def _position_rule(self, batch: Batch) -> PositionRule:
-        """Also checks the shape of the positions that were given."""
-        n_pos, pos = self.n_pos_per_embd, batch.pos
-        n_rows = 0 if pos is None or pos.ndim == 1 else len(pos)
-        if n_rows > 0 and n_rows != n_pos:
-            raise BatchError(
-                f"pos has {n_rows} rows of positions, the model has {n_pos} position sections",
-                field="pos",
-                given=n_rows,
-                n_pos=n_pos,
-            )
-        if n_pos == 1:
-            return PositionRule.CONSECUTIVE
-        if n_rows == 0 and batch.tokens is None:
-            raise BatchError(
-                f"embeddings on a model with {n_pos} position sections need pos of shape ({n_pos}, n_tokens), "
-                f"got {'none' if pos is None else pos.shape}",
-                field="pos",
-                n_pos=n_pos,
-            )
-        return PositionRule.SECTIONS if n_rows > 0 else PositionRule.TEXT
-
-    def _positions(
-        self, batch: Batch, seqs: TokenSequences, memory: SeqPositions | None, rule: PositionRule
-    ) -> tuple[I32, SeqRange]:
-        """Positions (n_pos, n_tokens)."""
-        given = batch.pos
-        if given is None:
-            time, seq_range = automatic_positions(seqs, memory)
-        else:
-            if given.min() < 0:
-                token = int(np.argmax((given < 0).reshape(-1, batch.n_tokens).any(axis=0)))
-                offered = int(given.reshape(-1, batch.n_tokens)[:, token].min())
-                seq_id = int(seqs.first[token])
-                raise BatchError(
-                    f"sequence {seq_id}: token {token} has position {offered}, expected 0 or more",
-                    field="pos",
-                    seq_id=seq_id,
-                    token=token,
-                    offered=offered,
-                    stored=None if memory is None else memory.seq_pos_max(seq_id),
-                )
-            time = given if given.ndim == 1 else given[0]
-        if given is not None or seqs.is_coupled:
-            seq_range = check_positions(time, seqs, memory, rule)
-        if given is not None and given.ndim == 2:
-            return given, seq_range
-        rows = time.reshape(1, -1)
-        return rows if self.n_pos_per_embd == 1 else np.repeat(rows, self.n_pos_per_embd, axis=0), seq_range
 
     # -- what the current batch is
 
@@ -238,8 +90,9 @@ class BatchAllocator:
 
     @property
     def output_rows(self) -> I64:
-        """For each output, in the order asked for, its row in ubatch order: `rows[allocator.output_rows]` restores it.
+        """For each output, in the order asked for, its row in ubatch order.
 
+        `rows[allocator.output_rows]` puts rows gathered ubatch by ubatch back in that order.
         Upstream: llama-context.cpp, output_swaps.
         """
         out_ids = self.out_ids
@@ -281,7 +134,7 @@ class BatchAllocator:
         return self._hand_out(index, len(index), 0, False)
 
     def split_equal(self, n_ubatch: int, sequential: bool, n_keep_tail: int = 0) -> UBatch | None:
-        """The next ubatch of sequence sets with equally many tokens each, grouped by set; None when all are used.
+        """The next ubatch of sequence sets with equally many tokens each, set after set; None at the end.
 
         As upstream, n_ubatch + 1 sets may join when that many are there; the ubatch is then one token longer.
 
@@ -320,7 +173,7 @@ class BatchAllocator:
         return None if index is None else self._hand_out(index, len(index), 1, True)
 
     def ubatch_reserve(self, n_seq_tokens: int, n_seqs: int, n_seq_max: int = MAX_SEQ) -> UBatch:
-        """A made-up ubatch of `n_seqs` sequences 0, 1, ... with `n_seq_tokens` tokens each, for worst-case graphs.
+        """A made-up ubatch of sequences 0, 1, ... with `n_seq_tokens` tokens each, for worst-case graphs.
 
         Differs: the current batch stays, and each token has its sequence's id.
         """
@@ -361,33 +214,3 @@ class BatchAllocator:
 def _check_n_ubatch(n_ubatch: int) -> None:
     if n_ubatch < 1:
         raise BatchError(f"n_ubatch is {n_ubatch}, expected 1 or more", field="n_ubatch")
-
-
-def _check_inputs(batch: Batch, limits: BatchLimits) -> None:
-    n_tokens = batch.n_tokens
-    if n_tokens == 0:
-        raise BatchError("the batch has zero tokens, expected at least one", field="n_tokens", n_tokens=0)
-    if limits.n_batch is not None and n_tokens > limits.n_batch:
-        raise BatchError(
-            f"the batch has {n_tokens} tokens, n_batch allows {limits.n_batch}; decode it in parts",
-            field="n_tokens",
-            n_tokens=n_tokens,
-            n_batch=limits.n_batch,
-        )
-    if batch.tokens is not None and batch.tokens.view(np.uint32).max() >= limits.n_vocab:
-        index = int(np.argmax(batch.tokens.view(np.uint32) >= limits.n_vocab))
-        token = int(batch.tokens[index])
-        raise BatchError(
-            f"token {index} has id {token}, expected 0 to {limits.n_vocab - 1} (n_vocab is {limits.n_vocab})",
-            field="tokens",
-            index=index,
-            token_id=token,
-            n_vocab=limits.n_vocab,
-        )
-    if batch.embd is not None and batch.embd.shape[1] != limits.n_embd:
-        raise BatchError(
-            f"embd has rows of {batch.embd.shape[1]} numbers, the model's n_embd is {limits.n_embd}",
-            field="embd",
-            given=batch.embd.shape[1],
-            n_embd=limits.n_embd,
-        )

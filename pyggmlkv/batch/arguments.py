@@ -1,4 +1,4 @@
-"""Turns what a caller passed for one field of a batch into a read-only NumPy array, or says what is wrong with it.
+"""What a caller passed for a field of a batch, as a read-only NumPy array, or what is wrong with it.
 
 Knows shapes and types only, no limits.
 """
@@ -22,7 +22,7 @@ def int32_array(field: str, value: object) -> I32:
         BatchError: not integers, or beyond 32 bits.
     """
     try:
-        given = np.asarray(value if isinstance(value, np.ndarray) or not _is_lazy(value) else list(value))  # type: ignore[call-overload]
+        given = _as_array(value)
     except (ValueError, TypeError) as error:
         raise BatchError(
             f"batch: {field} is not a regular array of integers: {error}", field=field
@@ -38,9 +38,12 @@ def int32_array(field: str, value: object) -> I32:
     return array
 
 
-def _is_lazy(value: object) -> bool:
-    """True for iterables that NumPy does not read itself (generators, dict views, sets)."""
-    return isinstance(value, Iterable) and not isinstance(value, (list, tuple, range))
+def _as_array(value: object) -> npt.NDArray[np.generic]:
+    """Also for iterables that NumPy does not read itself (generators, dict views)."""
+    is_lazy = isinstance(value, Iterable) and not isinstance(
+        value, (np.ndarray, list, tuple, range, str, bytes)
+    )
+    return np.asarray(list(value) if is_lazy else value)  # type: ignore[call-overload]
 
 
 def embedding_rows(value: npt.ArrayLike) -> F32:
@@ -130,7 +133,12 @@ def output_flags(value: object, n_tokens: int) -> tuple[Bool, I32 | None]:
         if value != "none" and n_tokens:
             mask[-1 if value == "last" else slice(None)] = True
     else:
-        given = np.asarray(value if isinstance(value, np.ndarray) or not _is_lazy(value) else list(value))  # type: ignore[call-overload]
+        try:
+            given = _as_array(value)
+        except ValueError as error:
+            raise BatchError(
+                f"batch: logits is not a mask or a list of indices: {error}", field="logits"
+            ) from error
         if given.ndim != 1:
             raise BatchError(
                 f"batch: logits has shape {given.shape}, expected a mask or a list of indices", field="logits"

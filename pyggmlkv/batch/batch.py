@@ -1,7 +1,7 @@
-"""What the caller hands in: tokens or embeddings with positions, sequence ids and the outputs that are wanted.
+"""What the caller hands in: tokens or embeddings with positions, sequence ids and the outputs wanted.
 
-A `Batch` is a read-only copy of its arguments; it checks shapes and types only. Values (ids in range, positions that
-continue what memory holds) are checked by `BatchAllocator.init`, which knows the model's and the context's limits.
+A `Batch` is a read-only copy of its arguments; it checks shapes and types only. Values (ids in range,
+positions that continue what memory holds) are checked by `BatchAllocator.init`, which knows the limits.
 Upstream: llama.h, llama_batch.
 """
 
@@ -29,13 +29,13 @@ class Batch:
 
     Args:
         tokens: token ids, (n_tokens,).
-        pos: positions, (n_tokens,), or (n_pos, n_tokens) with one row per M-RoPE section; `None` continues each
-            sequence after its last stored position.
+        pos: positions, (n_tokens,), or (n_pos, n_tokens) with one row per M-RoPE section; `None` continues
+            each sequence after its last stored position.
         seq_id: one id for all tokens, one id per token, or a list of ids per token (its cell is then shared).
-        logits: tokens that produce an output: "last", "all", "none", a mask (n_tokens,) bool, or batch indices.
+        logits: tokens that produce an output: "last", "all", "none", a mask (n_tokens,) bool, or indices.
             Output rows come in batch order, or in the order of the list of indices.
-        embd: input embeddings, (n_tokens, n_embd) f32 = [n_embd, n_tokens], instead of tokens; both only for models
-            that read both.
+        embd: input embeddings, (n_tokens, n_embd) f32 = [n_embd, n_tokens], instead of tokens; both only for
+            models that read both.
 
     Raises:
         BatchError: an argument of the wrong shape or type; `facts["field"]` names it.
@@ -84,10 +84,11 @@ class Batch:
             raise BatchError(
                 f"batch: tokens has shape {self.tokens.shape}, expected (n_tokens,)", field="tokens"
             )
-        self.n_tokens = n_tokens = len(self.tokens) if self.tokens is not None else len(self.embd)  # type: ignore[arg-type]
+        rows = self.embd if self.tokens is None else self.tokens
+        assert rows is not None
+        self.n_tokens = n_tokens = len(rows)
         if self.embd is not None:
             arguments.check_length("embd", len(self.embd), n_tokens)
-
         self.pos = None if pos is None else arguments.position_rows(pos, n_tokens)
         self.seq_id = self.seq_id_flat = self.seq_id_offset = None
         if isinstance(seq_id, (int, np.integer)) and not isinstance(seq_id, bool):
@@ -102,5 +103,5 @@ class Batch:
 
     def __repr__(self) -> str:
         kind = "tokens" if self.embd is None else "embeddings"
-        ids = self.seq_id if self.seq_id is not None else sorted(set(self.seq_id_flat.tolist()))  # type: ignore[union-attr]
+        ids = self.seq_id if self.seq_id_flat is None else np.unique(self.seq_id_flat).tolist()
         return f"Batch({self.n_tokens} {kind}, seq_id={ids}, {np.count_nonzero(self.output)} outputs)"

@@ -55,7 +55,7 @@ class SeqRange:
 def automatic_positions(seqs: TokenSequences, memory: SeqPositions | None) -> tuple[I32, SeqRange]:
     """Positions (n_tokens,) that continue each sequence after its last stored one, or from 0.
 
-    A token of several sequences continues its first one; whether that suits the others is for `check_positions`.
+    A token of several sequences continues the first; whether that suits the others, `check_positions` tells.
 
     Raises:
         BatchError: past the last position that 32 bits hold.
@@ -101,6 +101,26 @@ def check_positions(
     return SeqRange(groups.seq_ids, first, run[groups.start[1:] - 1].tolist())
 
 
+def check_not_negative(rows: I32, seqs: TokenSequences, memory: SeqPositions | None) -> None:
+    """`rows` is (n_pos, n_tokens).
+
+    Raises:
+        BatchError: names the token, its sequence and the position.
+    """
+    if rows.min() >= 0:
+        return
+    token = int(np.argmax((rows < 0).any(axis=0)))
+    seq_id, offered = int(seqs.first[token]), int(rows[:, token].min())
+    raise BatchError(
+        f"sequence {seq_id}: token {token} has position {offered}, expected 0 or more",
+        field="pos",
+        seq_id=seq_id,
+        token=token,
+        stored=None if memory is None else memory.seq_pos_max(seq_id),
+        offered=offered,
+    )
+
+
 def check_coupled(seqs: TokenSequences, memory: SeqPositions) -> None:
     """Sequences that share a token of the batch must hold the same range of positions.
 
@@ -116,7 +136,7 @@ def check_coupled(seqs: TokenSequences, memory: SeqPositions) -> None:
         if held_a != held_b:
             raise BatchError(
                 f"sequences {a} and {b} share tokens of the batch but have diverged in memory: {a} holds "
-                f"{_span(held_a)}, {b} holds {_span(held_b)}; copy one onto the other first, or give each its own tokens",
+                f"{_span(held_a)}, {b} holds {_span(held_b)}; copy one onto the other or give each its tokens",
                 field="seq_id",
                 seq_id=a,
                 other=b,
@@ -151,7 +171,7 @@ def _check_end(seq_ids: list[int], last: list[int]) -> None:
     for seq_id, end in zip(seq_ids, last, strict=True):
         if end > MAX_POS:
             raise BatchError(
-                f"sequence {seq_id}: the batch would end at position {end}, the last one possible is {MAX_POS}",
+                f"sequence {seq_id}: the batch would end at position {end}, the last possible is {MAX_POS}",
                 field="pos",
                 seq_id=seq_id,
                 offered=end,
@@ -180,13 +200,14 @@ def _refuse_step(
 ) -> NoReturn:
     """`pair` is the first pair of `run` that does not follow the one before it."""
     group = int(np.searchsorted(groups.start, pair, side="right")) - 1
-    token, previous, offered = int(groups.token[pair]), int(run[pair - 1]), int(run[pair])
+    seq_id, token = groups.seq_ids[group], int(groups.token[pair])
+    previous, offered = int(run[pair - 1]), int(run[pair])
     fault = "twice" if offered == previous else "backwards" if offered < previous else "a gap"
     raise BatchError(
-        f"sequence {groups.seq_ids[group]}: token {token} is at position {offered} after {previous} ({fault}), "
+        f"sequence {seq_id}: token {token} offers position {offered} after {previous} ({fault}), "
         f"the last stored position is {stored[group]}; required: {rule.value}",
         field="pos",
-        seq_id=groups.seq_ids[group],
+        seq_id=seq_id,
         stored=stored[group],
         previous=previous,
         offered=offered,

@@ -46,7 +46,7 @@ class SequenceSets:
         return cls(set_id, member, start, masks, seqs.presence.seq_id_unq, seqs.presence.seq_idx)
 
     def first_unused(self, used: Bool) -> I64:
-        """(n_sets,): index in `member` of each set's first unused token. The used tokens of a set come first."""
+        """(n_sets,): index in `member` of each set's first unused token; its used tokens come first."""
         n_used: I64 = np.bincount(self.set_id[used], minlength=len(self.start) - 1)
         return self.start[:-1] + n_used
 
@@ -82,13 +82,14 @@ def next_equal(sets: SequenceSets, used: Bool, how: EqualSplit) -> tuple[I64, in
 
 
 def next_seq(sets: SequenceSets, used: Bool, n_ubatch: int) -> I64 | None:
-    """Batch indices of the next ubatch, which follows one sequence set, narrowed by each shared token's subset."""
+    """Batch indices of the next ubatch, of one sequence set, narrowed to each subset it meets."""
     unused = np.flatnonzero(~used)
     if len(unused) == 0:
         return None
     current = sets.set_id[unused[0]]
     if sets.mask is None:
-        return unused[sets.set_id[unused] == current][:n_ubatch]
+        same: I64 = unused[sets.set_id[unused] == current]
+        return same[:n_ubatch]
     parts: list[I64] = []
     room = n_ubatch
     while room > 0 and len(unused):
@@ -152,7 +153,7 @@ def _increasing_sets(sets: SequenceSets, begin: I64, left: I64, n_ubatch: int) -
 def _keep_tail(left: I64, n_seq_tokens: int, how: EqualSplit) -> tuple[int, int]:
     """(n_seqs, n_seq_tokens) such that no kept sequence ends with fewer than n_keep_tail tokens for later.
 
-    Keeps the leading sets that end here or leave enough; where already the first does not, it goes alone, to its end
+    Keeps the leading sets that end here or leave enough; where the first does not, it goes alone, to its end
     if that fits, else shortened.
     """
     remaining = left - n_seq_tokens

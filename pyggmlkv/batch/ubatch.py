@@ -15,7 +15,7 @@ from pyggmlkv.types import F32, I32, U64, Bool
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UBatch:
-    """Tokens of one graph run. With `equal_seqs`, tokens are grouped by sequence set, `n_seq_tokens` of each."""
+    """Tokens of one graph run. With `equal_seqs`, sequence set after sequence set, `n_seq_tokens` of each."""
 
     equal_seqs: bool
     n_tokens: int
@@ -72,4 +72,5 @@ class UBatch:
     def __repr__(self) -> str:
         kind = "tokens" if self.embd is None else "embeddings"
         shape = f"{self.n_seqs} x {self.n_seq_tokens} " if self.equal_seqs else ""
-        return f"UBatch({self.n_tokens} {kind} {shape}of sequences {self.seq_id_unq.tolist()}, {self.n_outputs} outputs)"
+        ids = self.seq_id_unq.tolist()
+        return f"UBatch({self.n_tokens} {kind} {shape}of sequences {ids}, {self.n_outputs} outputs)"
