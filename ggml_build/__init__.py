@@ -1,7 +1,8 @@
-"""Build steps for the vendored ggml and the cffi extension; `build_ggml.py` and `setup.py` are the two callers.
+"""Build steps for the vendored ggml and the cffi extension; `build_ggml.py` and `setup.py` call them.
 
-Never imported by the installed package. `source` finds ggml, `native` runs CMake, `extension` compiles pyggmlkv._ggml,
-`forward` binds backends that are loaded at run time, `info` records what was built.
+Never imported by the installed package. `source` finds ggml, `native` runs CMake, `extension` compiles
+pyggmlkv._ggml, `forward` binds backends that are loaded at run time, `info` records what was built,
+`declarations` reads C declarations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns the cdef files into the cffi API-mode extension pyggmlkv._ggml and compiles it against the built ggml.
+"""Turns the cdef files into the cffi API-mode extension pyggmlkv._ggml, compiled against the built ggml.
 
 One cdef file stands for one upstream header; a backend's header is bound when that backend is built.
 Does not know how ggml was built, only where its headers and libraries are.
@@ -49,7 +49,12 @@ def fingerprint(*texts: str) -> str:
     """Changes when any of the texts does, or the Python or cffi that would compile them."""
     import cffi
 
-    facts = (cffi.__version__, sysconfig.get_config_var("SOABI") or "", sys.version, os.environ.get("CFLAGS", ""))
+    facts = (
+        cffi.__version__,
+        sysconfig.get_config_var("SOABI") or "",
+        sys.version,
+        os.environ.get("CFLAGS", ""),
+    )
     return hashlib.sha256("\0".join((*texts, *facts)).encode()).hexdigest()
 
 
@@ -68,8 +73,8 @@ def generate(cdef: Path, headers: list[str], c_file: Path, extra: str = "") -> N
     ffi.emit_c_code(str(c_file))
 
 
-def compile_extension(c_file: Path, native: NativeBuild, libraries: list[str], package: Path) -> Path:
-    """Compile into `package`, the folder that also has `_lib`. Raises: BuildError when the compiler refuses."""
+def compile_extension(c_file: Path, native: NativeBuild, libraries: list[str], kept: Path) -> Path:
+    """Compile into `kept`, to be installed beside `_lib`. Raises: BuildError when the compiler refuses."""
     try:
         from setuptools import Distribution, Extension
         from setuptools.errors import BaseError, CompileError
@@ -93,11 +98,34 @@ def compile_extension(c_file: Path, native: NativeBuild, libraries: list[str], p
             command.ensure_finalized()
             command.run()
         except (BaseError, CompileError, OSError) as error:
-            raise BuildError(f"compiling {MODULE} failed: {error} (the compiler's own words are above)") from error
+            raise BuildError(
+                f"compiling {MODULE} failed: {error} (the compiler's own words are above)"
+            ) from error
+        kept.mkdir(parents=True, exist_ok=True)
         built = Path(command.get_ext_fullpath(MODULE))
-        for old in package.glob("_ggml*.so"):
-            old.unlink()
-        return Path(shutil.copy2(built, package / built.name))
+        partial = kept / f"{built.name}.part"
+        shutil.copy2(built, partial)
+        return partial.replace(kept / built.name)
+
+
+def installed(folder: Path) -> Path | None:
+    """The compiled extension in a folder, if there is one."""
+    return next((path for path in sorted(folder.glob("_ggml.*")) if path.suffix in (".so", ".pyd")), None)
+
+
+def install(kept: Path, package: Path) -> Path:
+    """Put the extension in `kept` into the package.
+
+    Another one is replaced, not overwritten: it may be mapped.
+    """
+    compiled, old = installed(kept), installed(package)
+    if compiled is None:
+        raise BuildError(f"no compiled extension in {kept}: remove that folder and build again")
+    if old and old.name != compiled.name:
+        old.unlink()
+    partial = package / f"{compiled.name}.part"
+    shutil.copy2(compiled, partial)
+    return partial.replace(package / compiled.name)
 
 
 def _run_path() -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs CMake on a ggml source tree: configure, build, install into a prefix, copy what ships into the package.
+"""Runs CMake on a ggml source tree: configure, build, install into a prefix, copy what ships to the package.
 
 Does not know where the source comes from (`source`) nor what Python makes of the libraries (`extension`).
 The options are those that llama.cpp turns on for ggml, so that both run the same kernels.
@@ -28,14 +28,18 @@ BACKENDS: dict[str, dict[str, str]] = {
     "cuda": {"GGML_CUDA": "ON", "GGML_CUDA_GRAPHS": "ON"},
     "metal": {"GGML_METAL": "ON", "GGML_METAL_EMBED_LIBRARY": "ON"},
 }
+ALWAYS = ("cpu", "rpc")
 OFF_UNLESS_ASKED = ("GGML_RPC", "GGML_BLAS", "GGML_VULKAN", "GGML_CUDA", "GGML_METAL")
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build. `portable` makes backends loadable modules with every CPU variant; else this machine only."""
+    """What to build.
 
-    backends: tuple[str, ...] = ("cpu", "rpc")
+    `portable`: backends as loadable modules with every CPU variant; else for this machine.
+    """
+
+    backends: tuple[str, ...] = ALWAYS
     portable: bool = False
     build_type: str = "Release"
     jobs: int | None = None
@@ -65,15 +69,34 @@ class BuildOptions:
 
     def key(self, source: Path) -> str:
         """Name of the build folder: the same source and flags share one, whatever checkout asks."""
-        facts = {"source": str(source), "flags": self.cmake_flags(), "cc": os.environ.get("CC", ""),
-                 "cxx": os.environ.get("CXX", ""), "cflags": os.environ.get("CFLAGS", ""),
-                 "cxxflags": os.environ.get("CXXFLAGS", ""), "platform": sysconfig.get_platform()}
+        facts = {
+            "source": str(source),
+            "flags": self.cmake_flags(),
+            "cc": os.environ.get("CC", ""),
+            "cxx": os.environ.get("CXX", ""),
+            "cflags": os.environ.get("CFLAGS", ""),
+            "cxxflags": os.environ.get("CXXFLAGS", ""),
+            "platform": sysconfig.get_platform(),
+        }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def parse_backends(text: str) -> tuple[str, ...]:
+    """Names of a comma-separated list, in one order, plus those that are always built. Raises: BuildError."""
+    names = {name.strip().lower() for name in text.split(",") if name.strip()}
+    if unknown := names - BACKENDS.keys():
+        raise BuildError(
+            f"unknown backend {', '.join(sorted(unknown))}: expected some of {', '.join(BACKENDS)}"
+        )
+    return tuple(name for name in BACKENDS if name in names or name in ALWAYS)
 
 
 @dataclass(frozen=True)
 class NativeBuild:
-    """Where one configuration of ggml lies: `prefix` has include/, lib/ and lib/cmake/ggml for `find_package(ggml)`."""
+    """Folders of one configuration.
+
+    `prefix` has include/, lib/ and lib/cmake/ggml for `find_package(ggml)`.
+    """
 
     build: Path
     prefix: Path
@@ -121,7 +144,9 @@ def run(command: Sequence[str | Path], what: str) -> None:
     """Run a step quietly. Raises: BuildError with the end of its output when it fails."""
     words = [str(word) for word in command]
     try:
-        result = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        result = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
     except OSError as error:
         raise BuildError(f"{what}: {words[0]} did not start: {error}") from error
     if result.returncode:
@@ -144,7 +169,10 @@ def build(source: Path, options: BuildOptions, native: NativeBuild) -> None:
     if not _configured(native):
         check_compilers()
         native.build.mkdir(parents=True, exist_ok=True)
-        flags = options.cmake_flags() | {"CMAKE_INSTALL_PREFIX": str(native.prefix), "CMAKE_MAKE_PROGRAM": str(ninja)}
+        flags = options.cmake_flags() | {
+            "CMAKE_INSTALL_PREFIX": str(native.prefix),
+            "CMAKE_MAKE_PROGRAM": str(ninja),
+        }
         defines = [f"-D{name}={value}" for name, value in flags.items()]
         run([cmake, "-S", source, "-B", native.build, "-G", "Ninja", *defines], "configuring ggml")
     jobs = ["-j", str(options.jobs)] if options.jobs else []
@@ -160,14 +188,20 @@ def _configured(native: NativeBuild) -> bool:
     if not cache.exists() or not (native.build / "build.ninja").exists():
         return False
     for line in cache.read_text(errors="replace").splitlines():
-        if line.startswith(("CMAKE_COMMAND:", "CMAKE_MAKE_PROGRAM:")) and not Path(line.partition("=")[2]).exists():
+        if (
+            line.startswith(("CMAKE_COMMAND:", "CMAKE_MAKE_PROGRAM:"))
+            and not Path(line.partition("=")[2]).exists()
+        ):
             cache.unlink()
             return False
     return True
 
 
 def shared_libraries(lib: Path) -> dict[str, Path]:
-    """Name to load by (the soname) -> file, for every shared library in a folder; links are seen as one library."""
+    """Name to load by (the soname) -> file, for every shared library in a folder.
+
+    Its links are not counted.
+    """
     groups: dict[Path, list[str]] = {}
     for path in sorted(lib.iterdir()):
         if ".so" in path.name or path.suffix in (".dylib", ".dll"):
@@ -183,7 +217,7 @@ def copy_libraries(native: NativeBuild, target: Path) -> list[str]:
         raise BuildError(f"no ggml libraries in {native.lib}: remove {native.build.parent} and build again")
     target.mkdir(parents=True, exist_ok=True)
     for old in target.iterdir():
-        if old.name not in wanted:
+        if old.name not in wanted and not old.name.startswith("LICENSE"):
             old.unlink()
     for name, real in wanted.items():
         copy = target / name
