@@ -1,8 +1,8 @@
-"""State cells of recurrent memory: which cell holds which sequences, and where their states are to be copied from.
+"""State cells of recurrent memory: which cell holds which sequences, and where states are to be copied from.
 
-A sequence has at most one cell, its tail; sequences share a cell until one of them decodes. Pure NumPy: the r and s
-tensors live elsewhere and follow what `s_copy`, `head`, `n` and `rs_z` say.  Upstream: llama-memory-recurrent.cpp,
-llama_memory_recurrent. Slot search is in `recurrent_slots.py`.
+A sequence has at most one cell, its tail; sequences share a cell until one of them decodes. Pure NumPy: the
+r and s tensors live elsewhere and follow what `s_copy`, `head`, `n` and `rs_z` say. The slot search is in
+`recurrent_slots.py`.  Upstream: llama-memory-recurrent.cpp, llama_memory_recurrent.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ POS_END = 2**31 - 1
 class RecurrentCells:
     """Bookkeeping of `size` state cells for sequence ids 0 .. n_seq_max-1.
 
-    `n_rs_seq` is the number of rollback snapshots a cell keeps: plane 0 of the r and s tensors holds the newest state,
-    plane j the one j tokens earlier, at row `j * size + cell`.
+    `n_rs_seq` is the number of rollback snapshots a cell keeps: plane 0 of the r and s tensors holds the
+    newest state, plane j the one j tokens earlier, at row `j * size + cell`.
 
-    Differs: with `strict` (the default) an operation that a recurrent state cannot follow is refused instead of being
-    ignored: removing or copying a part of a sequence, rolling back to a snapshot that was never written, or rolling
-    back a state that another sequence shares. `strict=False` answers such calls as upstream does.
+    Differs: with `strict` (the default) an operation that a recurrent state cannot follow is refused instead
+    of being ignored: removing or copying a part of a sequence, rolling back to a snapshot never written, or
+    rolling back a state that another sequence shares. `strict=False` answers such calls as upstream does.
     """
 
     def __init__(
@@ -45,10 +45,7 @@ class RecurrentCells:
         if size < 1 or not 1 <= n_seq_max <= size or n_rs_seq < 0:
             raise CacheError(
                 f"recurrent memory: size {size}, n_seq_max {n_seq_max}, n_rs_seq {n_rs_seq}: "
-                "needs 1 <= n_seq_max <= size and n_rs_seq >= 0",
-                size=size,
-                n_seq_max=n_seq_max,
-                n_rs_seq=n_rs_seq,
+                "needs 1 <= n_seq_max <= size and n_rs_seq >= 0"
             )
         self.size, self.n_seq_max, self.n_rs_seq, self.strict = size, n_seq_max, n_rs_seq, strict
         self._table: I32 = np.empty((5, size), np.int32)
@@ -103,7 +100,8 @@ class RecurrentCells:
     def prepare(self, ubatches: Iterable[UBatch]) -> list[RecurrentSlot]:
         """A slot for every ubatch, in order; the cells are as before.
 
-        Raises: NoSlotError, SequenceError, BatchError.  Upstream: prepare. Differs: restores `n` and `rs_z` too.
+        Raises: NoSlotError, SequenceError, BatchError.
+        Upstream: prepare. Differs: restores `n` and `rs_z` too.
         """
         before = self.snapshot()
         try:
@@ -153,15 +151,15 @@ class RecurrentCells:
     # sequence operations
 
     def seq_rm(self, seq_id: int | None, p0: OptPos = None, p1: OptPos = None) -> bool:
-        """Removes positions [p0, p1) of a sequence, or everything of all sequences (`seq_id` None).
+        """Removes positions [p0, p1) of a sequence, or everything of all sequences (`seq_id` None or -1).
 
-        True: done, or nothing was there to remove. False: the state cannot forget only these positions, nothing is
-        changed; the whole sequence can always be removed. A cut at the end works as far back as snapshots reach.
+        True: done, or nothing was there to remove. False: the state cannot forget only these positions, and
+        nothing changed; a whole sequence can always go. A cut at the end works as far as snapshots reach.
 
         Raises: SequenceError.  Upstream: seq_rm. Differs: see the class.
         """
         lo, hi = range_of(p0, p1)
-        if seq_id is None:
+        if seq_id is None or seq_id == -1:
             return self._rm_all(lo, hi)
         cell = int(self.tail[self._checked(seq_id)])
         if cell < 0 or lo >= hi:
@@ -182,7 +180,7 @@ class RecurrentCells:
         return True
 
     def _rm_all(self, lo: int, hi: int) -> bool:
-        if (lo, hi) == (0, POS_END):
+        if (lo, hi) == (0, POS_END + 1):
             self._free_cells(np.flatnonzero(self.seq.any(axis=1)))
             return True
         return lo >= hi or self.used == 0 or (self.strict and lo > int(self.pos.max()))
@@ -222,12 +220,9 @@ class RecurrentCells:
                 return
             if lo > 0 or hi <= last:
                 raise SequenceError(
-                    f"seq_cp: a recurrent state cannot be copied in part: range [{lo}, {p1}) of sequence {src}, "
-                    f"whose state stands at position {last}; leave the range open",
-                    seq_id=src,
-                    p0=p0,
-                    p1=p1,
-                    pos=last,
+                    f"seq_cp: [{p0}, {p1}) given for sequence {src}, whose state has seen positions up to {last}; "
+                    "it cannot be copied in part: leave the range open",
+                    **{"src": src, "p0": p0, "p1": p1, "pos": last},
                 )
         if old >= 0:
             self.release(dst)
@@ -250,15 +245,18 @@ class RecurrentCells:
     def seq_add(self, seq_id: int, p0: OptPos, p1: OptPos, delta: int) -> None:
         """Moves the sequence's position by `delta` if it lies in [p0, p1). A state pushed below 0 is freed.
 
-        Raises: SequenceError.  Upstream: seq_add. Differs: upstream leaves a cell in use at a negative position.
+        A shared state moves for all its sequences.  Raises: SequenceError.
+        Upstream: seq_add. Differs: upstream keeps a cell in use at a negative position.
         """
         cell = self._cell_in(seq_id, p0, p1)
         if cell < 0 or delta == 0:
             return
         moved = int(self.pos[cell]) + delta
-        if moved >= POS_END:
+        if moved > POS_END:
             raise SequenceError(
-                f"seq_add: position {moved} of sequence {seq_id} does not fit in 32 bits", seq_id=seq_id
+                f"seq_add: position {moved} of sequence {seq_id} exceeds {POS_END}",
+                seq_id=seq_id,
+                delta=delta,
             )
         if moved < 0:
             self._free_cells(np.array([cell]))
@@ -269,7 +267,10 @@ class RecurrentCells:
         self.touch()
 
     def seq_div(self, seq_id: int, p0: OptPos, p1: OptPos, d: int) -> None:
-        """Divides the sequence's position by `d` if it lies in [p0, p1).  Raises: SequenceError.  Upstream: seq_div."""
+        """Divides the sequence's position by `d` if it lies in [p0, p1).
+
+        Raises: SequenceError.  Upstream: seq_div.
+        """
         if d < 1:
             raise SequenceError(f"seq_div: divisor {d}; it must be at least 1", d=d)
         cell = self._cell_in(seq_id, p0, p1)
@@ -317,12 +318,12 @@ class RecurrentCells:
         n = len(pos)
         if n > self.size:
             raise SequenceError(
-                f"recurrent memory: {n} saved cells, but only {self.size} here", n=n, size=self.size
+                f"recurrent memory: {n} saved cells, but {self.size} here", n=n, size=self.size
             )
         ids = np.asarray(seq_id_flat, np.int64)
         if len(ids) and (ids.min() < 0 or ids.max() >= self.n_seq_max or len(np.unique(ids)) < len(ids)):
             raise SequenceError(
-                f"recurrent memory: saved sequence ids {ids.tolist()}: each must occur once, in [0, {self.n_seq_max})",
+                f"recurrent memory: saved sequence ids {ids.tolist()}: once each, in [0, {self.n_seq_max})",
                 seq_id=ids.tolist(),
             )
         owner = np.repeat(np.arange(n), np.diff(seq_id_offset))
@@ -388,9 +389,8 @@ class RecurrentCells:
     def _checked(self, seq_id: int) -> int:
         if not 0 <= seq_id < self.n_seq_max:
             raise SequenceError(
-                f"sequence id {seq_id} is outside [0, {self.n_seq_max}); only seq_rm takes None for all sequences",
-                seq_id=seq_id,
-                n_seq_max=self.n_seq_max,
+                f"sequence id {seq_id} given, 0 to {self.n_seq_max - 1} expected; only seq_rm takes None (all)",
+                **{"seq_id": seq_id, "n_seq_max": self.n_seq_max},
             )
         return seq_id
 
@@ -401,12 +401,5 @@ class RecurrentCells:
 
 
 def range_of(p0: OptPos, p1: OptPos) -> tuple[int, int]:
-    """A half-open range of positions with its open ends filled in.
-
-    Raises: SequenceError: a negative end; llama.cpp's -1 is None here.
-    """
-    if (p0 is not None and p0 < 0) or (p1 is not None and p1 < 0):
-        raise SequenceError(
-            f"positions [{p0}, {p1}): an open end is None, not a negative number", p0=p0, p1=p1
-        )
-    return (0 if p0 is None else p0), (POS_END if p1 is None else p1)
+    """A half-open range of positions, open ends filled in; a negative end is open, as in llama.cpp."""
+    return max(p0 or 0, 0), (POS_END + 1 if p1 is None or p1 < 0 else p1)

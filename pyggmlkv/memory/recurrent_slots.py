@@ -1,7 +1,7 @@
-"""Slot search of recurrent memory: gather the cells of a ubatch's sequences into one contiguous run, in batch order.
+"""Slot search of recurrent memory: gather the cells of a ubatch's sequences into one run, in batch order.
 
-Works on the arrays of `RecurrentCells`; knows no tensor. A step whose sequences already lie in order takes no Python
-loop.  Upstream: llama-memory-recurrent.cpp, find_slot.
+Works on the arrays of `RecurrentCells`; knows no tensor. A step whose sequences already lie in order takes no
+Python loop.  Upstream: llama-memory-recurrent.cpp, find_slot.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class RecurrentSnapshot:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RecurrentSlot:
-    """Where a ubatch's states go: cells [head, head + n_rs), the first `n_seqs` of them its sequences in order.
+    """Where a ubatch's states go: cells [head, head + n_rs), its `n_seqs` sequences first and in order.
 
-    `s_copy` (n_rs,) is the tensor row each cell is read from; `rs_z` is the row that is zeroed first, None: none.
+    `s_copy` (n_rs,): the tensor row each cell is read from; `rs_z`: the row that is zeroed first, None: none.
     """
 
     head: int
@@ -56,10 +56,10 @@ class RecurrentSlot:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SlotRequest:
-    """Sequence sets to place, one cell each. `owner` is the first id of each set, the one whose state goes on.
+    """Sequence sets to place, one cell each. `owner` is the first id of each set: its state goes on.
 
-    `flat`, `offset`: the ids of all sets, (n_ids,) and (n_seqs + 1,). `tail_pos` (n_seqs, 1 + n_kept): positions of
-    the newest tokens, newest first; the older ones are the rollback snapshots that this ubatch writes.
+    `flat`, `offset`: the ids of all sets, (n_ids,) and (n_seqs + 1,). `tail_pos` (n_seqs, 1 + n_kept): the
+    newest tokens' positions, newest first; the older ones are the rollback snapshots that this ubatch writes.
     """
 
     owner: I32
@@ -75,14 +75,13 @@ def request_from_ubatch(ubatch: UBatch, n_seq_max: int, n_rs_seq: int) -> SlotRe
     flat, offset, n = ubatch.seq_id_flat, ubatch.seq_id_offset, ubatch.n_seq_tokens
     if not ubatch.equal_seqs:
         raise BatchError(
-            "recurrent memory: a ubatch must hold equally many tokens of each sequence; use split_equal"
+            "recurrent memory: a ubatch needs equally many tokens of each sequence; use split_equal"
         )
     if flat.min() < 0 or flat.max() >= n_seq_max:
         bad = int(flat.max()) if flat.max() >= n_seq_max else int(flat.min())
         raise SequenceError(
-            f"recurrent memory: sequence id {bad} is outside [0, {n_seq_max}); raise n_seq_max",
-            seq_id=bad,
-            n_seq_max=n_seq_max,
+            f"recurrent memory: sequence id {bad} given, 0 to {n_seq_max - 1} expected; raise n_seq_max",
+            **{"seq_id": bad, "n_seq_max": n_seq_max},
         )
     first = np.arange(0, ubatch.n_tokens, n)
     owner = flat[offset[first]]
@@ -141,7 +140,7 @@ def _take_cells(cells: RecurrentCells, request: SlotRequest) -> I32:
         if old < 0 or cells.is_shared(old):
             if empty < 0 or not cells.is_empty(empty):
                 raise NoSlotError(
-                    f"recurrent memory: no free cell for sequence {seq_id}: {cells.used} of {cells.size} are in use",
+                    f"recurrent memory: no cell for sequence {seq_id}: {cells.used} of {cells.size} in use",
                     part="recurrent",
                     needed=len(request.owner) - s,
                     free=cells.size - cells.used,
@@ -214,9 +213,7 @@ def _stage_copies(cells: RecurrentCells, request: SlotRequest, lo: int, hi: int)
     cells.rs_z = lo + int(unused.argmax()) if unused.any() else None
     fresh = src < 0
     if fresh.any() and cells.rs_z is None:
-        raise NoSlotError(
-            "recurrent memory: no cell is free to be zeroed for a new sequence", part="recurrent"
-        )
+        raise NoSlotError("recurrent memory: no cell to zero for a new sequence", part="recurrent")
     cells.src0[run] = np.where(fresh, -1 if cells.rs_z is None else cells.rs_z, src)
     cells.src[run] = here
     cells.s_copy = np.where(fresh, 0, cells.rs_idx[run]) * np.int32(cells.size) + cells.src0[run]

@@ -1,7 +1,7 @@
 """State cells of recurrent memory as plain Python sets and lists: the rules of the reference, cell by cell.
 
-An oracle for `RecurrentCells`; slow, and without its refusals. `data` stands in for the state tensors: each row holds
-the list of tokens that its state has seen, so that a wrong copy shows.
+An oracle for `RecurrentCells`; slow, and without its refusals. `data` stands in for the state tensors: each
+row holds the tokens that its state has seen, so that a wrong copy shows.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class NaiveRecurrent:
         return -1
 
     def find_slot(self, sets: list[list[int]], positions: list[list[int]]) -> list[int]:
-        """Places `sets` (ids, the first one leads) with their new positions; returns the row each cell is read from."""
+        """Places `sets` (ids, the first one leads); returns the row each cell is read from."""
         if self.head > self.used + 2 * len(sets):
             self.head = 0
         for ids in sets:
@@ -153,7 +153,7 @@ class NaiveRecurrent:
 def run_graph(
     data: list[tuple[int, ...]], head: int, rs_z: int, n_seqs: int, s_copy: list[int], tokens: list[list[int]]
 ) -> list[tuple[int, ...]]:
-    """Zero one row, read all, write the first `n_seqs` back with their tokens added and the rest as they are."""
+    """Zero one row, read all, write the first `n_seqs` back with their tokens added, the rest as they are."""
     if rs_z >= 0:
         data[rs_z] = ()
     rows = [data[i] for i in s_copy]
