@@ -5,8 +5,10 @@ enum ggml_log_level { GGML_LOG_LEVEL_NONE, ... };
 typedef void (*ggml_log_callback)(enum ggml_log_level level, const char * text, void * user_data);
 typedef bool (*ggml_abort_callback)(void * data);
 
+enum ggml_op { GGML_OP_NONE, ... };
 struct ggml_tensor {
     enum ggml_type type;
+    enum ggml_op op;
     int64_t ne[4];
     size_t nb[4];
     struct ggml_tensor * src[...];
@@ -227,7 +229,7 @@ void oracle_kv_cells(const struct llama_context * ctx, int index, int stream, st
 void oracle_recurrent_cells(const struct llama_context * ctx, int index, struct oracle_cells * out);
 int oracle_layer(const struct llama_context * ctx, int index, int slot, struct ggml_tensor ** k, struct ggml_tensor ** v);
 bool oracle_memory_update(struct llama_context * ctx);
-void oracle_log_set(ggml_log_callback callback, void * user_data);
+void oracle_log_set(ggml_log_callback callback, void * user_data, bool keep_ggml);
 
 extern "Python" void oracle_on_log(enum ggml_log_level level, const char * text, void * user_data);
 extern "Python" bool oracle_on_eval(struct ggml_tensor * t, bool ask, void * user_data);

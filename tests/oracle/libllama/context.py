@@ -221,17 +221,21 @@ class RefContext:
 
     def _on_eval(self, tensor: Any, ask: bool) -> bool:
         name = self.library.ffi.string(tensor.name).decode()
-        inputs = [s for s in tensor.src if s]
         wanted = self.params.capture
         if wanted is None:
             return False
-        if ask:
-            return wanted(name) or any(wanted(self.library.ffi.string(s.name).decode()) for s in inputs)
-        for each in (tensor, *inputs):
-            label = self.library.ffi.string(each.name).decode()
-            if wanted(label) and self.library.lib.ggml_is_contiguous(each):
-                self.nodes[label] = self._node(each)
-        return True
+        lib, label = self.library.lib, self._label
+        # only leaves: a computed source may have been overwritten in place; weights may not be readable (repacked)
+        leaves = [s for s in tensor.src if s and s.op == lib.GGML_OP_NONE]
+        named = {label(s): s for s in leaves if not label(s).endswith((".weight", ".bias"))}
+        named[label(tensor)] = tensor
+        chosen = {name: t for name, t in named.items() if wanted(name)}
+        if not ask:
+            self.nodes.update({n: self._node(t) for n, t in chosen.items() if lib.ggml_is_contiguous(t)})
+        return bool(chosen) or not ask
+
+    def _label(self, tensor: Any) -> str:
+        return str(self.library.ffi.string(tensor.name).decode())
 
     def _node(self, tensor: Any) -> npt.NDArray[Any]:
         kinds = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}

@@ -32,7 +32,8 @@ class Library:
         self._log = self.ffi.def_extern(name="oracle_on_log")(self._on_log)
         self.ffi.def_extern(name="oracle_on_eval", error=False)(self._on_eval)
         self.ffi.def_extern(name="oracle_on_tensor")(self._on_tensor)
-        self.lib.oracle_log_set(self.lib.oracle_on_log, self.ffi.NULL)
+        package_logs = any(name.startswith("pyggmlkv.binding") for name in sys.modules)
+        self.lib.oracle_log_set(self.lib.oracle_on_log, self.ffi.NULL, package_logs)
         self.lib.llama_backend_init()
         count = self.lib.GGML_TYPE_COUNT
         names = [self.lib.ggml_type_name(i) for i in range(count)]

@@ -146,10 +146,12 @@ bool oracle_memory_update(llama_context * ctx) {
     return ctx->memory_update(false);
 }
 
-void oracle_log_set(ggml_log_callback callback, void * user_data) {
+void oracle_log_set(ggml_log_callback callback, void * user_data, bool keep_ggml) {
     ggml_log_callback ggml_callback = nullptr;
     void * ggml_user_data = nullptr;
     ggml_log_get(&ggml_callback, &ggml_user_data);
     llama_log_set(callback, user_data);
-    ggml_log_set(ggml_callback, ggml_user_data);
+    if (keep_ggml) {
+        ggml_log_set(ggml_callback, ggml_user_data);
+    }
 }

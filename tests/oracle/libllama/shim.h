@@ -44,7 +44,8 @@ void     oracle_kv_cells(const struct llama_context * ctx, int index, int stream
 void     oracle_recurrent_cells(const struct llama_context * ctx, int index, struct oracle_cells * out);
 int      oracle_layer(const struct llama_context * ctx, int index, int slot, struct ggml_tensor ** k, struct ggml_tensor ** v);
 bool     oracle_memory_update(struct llama_context * ctx);
-void     oracle_log_set(ggml_log_callback callback, void * user_data);
+// libllama's log; ggml's as well unless keep_ggml (llama_log_set alone would always take both)
+void     oracle_log_set(ggml_log_callback callback, void * user_data, bool keep_ggml);
 
 #ifdef __cplusplus
 }
