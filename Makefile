@@ -11,7 +11,7 @@
 #   make clean       removes what the build made (not the model cache)
 
 PYTHON      ?= python3
-BACKENDS    ?= cpu
+BACKENDS    ?=
 EXTRAS      ?= text,dev
 PYTEST_ARGS ?=
 BUILD_ARGS  ?=
@@ -20,7 +20,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 CDEFS  := $(wildcard pyggmlkv/binding/cdef/*.h)
-CHECKED := pyggmlkv scripts tests build_ggml.py
+CHECKED := pyggmlkv scripts tests ggml_build build_ggml.py setup.py
 
 .PHONY: all build demo test check reference bench soak clean FORCE
 .DELETE_ON_ERROR:
@@ -44,8 +44,8 @@ $(STAMPS)/build-tools: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/choice: $(STAMPS)/venv FORCE
 	@echo "$(BACKENDS) $(BUILD_ARGS)" | cmp -s - $@ || echo "$(BACKENDS) $(BUILD_ARGS)" > $@
 
-$(STAMPS)/ggml: $(STAMPS)/build-tools $(STAMPS)/choice build_ggml.py $(CDEFS)
-	$(PY) build_ggml.py --backends $(BACKENDS) $(BUILD_ARGS)
+$(STAMPS)/ggml: $(STAMPS)/build-tools $(STAMPS)/choice build_ggml.py $(wildcard ggml_build/*.py) $(CDEFS)
+	$(PY) build_ggml.py $(if $(BACKENDS),--backends $(BACKENDS)) $(BUILD_ARGS)
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/ggml pyproject.toml
