@@ -23,8 +23,12 @@ def build_parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON value instead of text")
     shared.add_argument("--debug", action="store_true", help="show tracebacks")
-    shared.add_argument("-v", "--verbose", action="store_true", help="show the log, ggml's included, on stderr")
-    parser = argparse.ArgumentParser(prog="pyggmlkv", description="llama.cpp's memory layer, made scriptable.")
+    shared.add_argument(
+        "-v", "--verbose", action="store_true", help="show the log, ggml's included, on stderr"
+    )
+    parser = argparse.ArgumentParser(
+        prog="pyggmlkv", description="llama.cpp's memory layer, made scriptable."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         sub = commands.add_parser(command.NAME, help=command.HELP, description=command.HELP, parents=[shared])

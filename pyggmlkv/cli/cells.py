@@ -27,7 +27,9 @@ def run(args: argparse.Namespace) -> int:
         with arguments.make_context(model, args) as ctx:
             memory = ctx.memory
             if memory is None:
-                raise UsageError(f"a model of architecture {model.arch} has no memory: there are no cells to show")
+                raise UsageError(
+                    f"a model of architecture {model.arch} has no memory: there are no cells to show"
+                )
             for _ in generate(ctx, prompt, n_predict=0):
                 pass
             if args.json:

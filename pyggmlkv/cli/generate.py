@@ -97,5 +97,3 @@ def summary(generation: Generation) -> str:
         f"[prompt {t.n_prompt} tokens at {t.prompt_per_second:.0f}/s, then {len(generation.tokens)} tokens at "
         f"{t.decode_per_second:.0f}/s{shifts}, stopped by: {generation.stop_reason}]"
     )
-
-

@@ -39,7 +39,9 @@ def print_json(value: object) -> None:
 def print_columns(rows: Iterable[Sequence[object]], indent: int = 0) -> None:
     """Rows with columns aligned to the left."""
     table = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(max(map(len, table), default=0))]
+    widths = [
+        max(len(row[i]) for row in table if i < len(row)) for i in range(max(map(len, table), default=0))
+    ]
     for row in table:
         line = "  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row))
         print(" " * indent + line.rstrip())
