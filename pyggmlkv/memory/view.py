@@ -1,0 +1,116 @@
+"""What the cells of a memory hold, counted and drawn: for people, never for decisions.
+
+Upstream: the older llama_kv_cache_view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggmlkv.memory.cells import Cells
+from pyggmlkv.memory.extents import single_ids
+from pyggmlkv.memory.seq_ops import CellStreams
+from pyggmlkv.types import I32, I64
+
+ROW = 64
+"""Cells drawn in a row."""
+IDS = "0123456789abcdefghijklmnopqrstuvwxyz"
+MANY, OTHER, FREE = "*", "+", "."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellsView:
+    """Counts over all streams; arrays are (n_stream, n_cells).
+
+    `token_count` counts a cell once for each of its sequences. `max_contiguous` is the longest run of free cells of
+    any stream; `max_contiguous_stream` and `max_contiguous_idx` say where it begins, None without a free cell.
+    """
+
+    n_cells: int
+    token_count: int
+    used_cells: int
+    max_contiguous: int
+    max_contiguous_idx: int | None
+    max_contiguous_stream: int | None
+    pos: I32
+    shift: I32
+    seq_count: I64
+
+
+def view(streams: CellStreams) -> CellsView:
+    """Copies and counts the cells of all streams."""
+    seq_count = np.stack([cells.seq_count() for cells in streams.cells])
+    runs = [_longest_free_run(cells) for cells in streams.cells]
+    length, index, stream = max(((n, -i, -s) for s, (n, i) in enumerate(runs)), default=(0, 0, 0))
+    return CellsView(
+        n_cells=streams.size * streams.n_stream,
+        token_count=int(seq_count.sum()),
+        used_cells=sum(cells.n_used for cells in streams.cells),
+        max_contiguous=length,
+        max_contiguous_idx=-index if length else None,
+        max_contiguous_stream=-stream if length else None,
+        pos=np.stack([cells.pos for cells in streams.cells]),
+        shift=np.stack([cells.shift for cells in streams.cells]),
+        seq_count=seq_count,
+    )
+
+
+def render(streams: CellStreams, max_rows: int = 64) -> str:
+    """The cells as text, 64 a row: a sequence's id (0-9a-z, + above), * for several sequences, . for a free cell.
+
+    A line of ^ below marks cells that wait for a K-shift. `max_rows` rows are drawn for each stream; runs of equal
+    rows are drawn once.
+    """
+    legend = "0-9a-z sequence, + id above 35, * several, . free, ^ shift pending, > head"
+    lines = [f"{streams.spec.name}: {streams.n_stream} x {streams.size} cells  ({legend})"]
+    for s, cells in enumerate(streams.cells):
+        seqs = ", ".join(f"{i}: {cells.seq_pos_min(i)}..{cells.seq_pos_max(i)}" for i in cells.seqs()[:8])
+        more = ", ..." if len(cells.seqs()) > 8 else ""
+        head = streams.heads[s]
+        lines.append(f"stream {s}: {cells.n_used} used, head {head}, positions {{{seqs}{more}}}")
+        lines += _rows(cells, head, max_rows)
+    return "\n".join(lines)
+
+
+def _rows(cells: Cells, head: int, max_rows: int) -> list[str]:
+    text = "".join(_marks(cells).tolist())
+    turns = "".join(np.where(cells.shift != 0, "^", " ").tolist()) if cells.has_shift else ""
+    lines: list[str] = []
+    last, n_same, drawn = "", 0, 0
+    for begin in range(0, cells.size, ROW):
+        row, turn = text[begin : begin + ROW], turns[begin : begin + ROW].rstrip()
+        is_head = begin <= head < begin + ROW
+        if row == last and not turn and not is_head and begin + ROW < cells.size:
+            n_same += 1
+            continue
+        if n_same:
+            lines.append(f"         ... {n_same} more like this")
+        if drawn == max_rows:
+            lines.append(f"         ... {cells.size - begin} more cells")
+            return lines
+        lines.append(f"{begin:>7}{'>' if is_head else ' '} {row}")
+        if turn:
+            lines.append(f"         {turn}")
+        last, n_same, drawn = row if not turn else "", 0, drawn + 1
+    return lines
+
+
+def _marks(cells: Cells) -> np.ndarray:
+    count = cells.seq_count()
+    ids = single_ids(cells.seq_words())
+    ids[count != 1] = 0
+    table = np.array([*IDS, OTHER])
+    one = table[np.minimum(ids, len(IDS))]
+    marks: np.ndarray = np.where(count == 0, FREE, np.where(count == 1, one, MANY))
+    return marks
+
+
+def _longest_free_run(cells: Cells) -> tuple[int, int]:
+    """(length, begin) of the longest run of free cells, the first of equals; (0, 0) when full."""
+    ends = np.r_[np.flatnonzero(cells.pos >= 0), cells.size]
+    starts = np.r_[0, ends[:-1] + 1]
+    k = int((ends - starts).argmax())
+    length = int(ends[k] - starts[k])
+    return length, int(starts[k]) if length else 0
