@@ -26,7 +26,7 @@ def _table(n_buckets: int) -> I32:
     max_exact = n_buckets // 2
     if not 1 <= max_exact < MAX_DISTANCE:
         raise CacheError(
-            f"relative position buckets: {n_buckets} per direction given, 2 to {2 * MAX_DISTANCE - 1} expected",
+            f"position buckets: {n_buckets} per direction given, 2 to {2 * MAX_DISTANCE - 1} expected",
             n_buckets=n_buckets,
         )
     table = np.arange(MAX_DISTANCE + 1, dtype=np.int32)
@@ -47,7 +47,7 @@ def relative_position_bucket(key: int, query: int, n_buckets: int, bidirectional
     return int(_table(half)[min(abs(distance), MAX_DISTANCE)]) + (half if distance > 0 else 0)
 
 
-def fill_pos_bucket(cells: Cells, ubatch: UBatch, n_buckets: int, out: I32) -> None:
+def fill_pos_bucket(out: I32, cells: Cells, ubatch: UBatch, n_buckets: int) -> None:
     """Buckets of the first n_kv cells as seen from the tokens: `out` [n_kv, n_tokens] i32.
 
     Later keys share bucket 0; empty cells count as position -1 and are masked anyway.
@@ -58,7 +58,7 @@ def fill_pos_bucket(cells: Cells, ubatch: UBatch, n_buckets: int, out: I32) -> N
     rows[...] = _table(n_buckets)[np.clip(distance, 0, MAX_DISTANCE, out=distance)]
 
 
-def fill_pos_bucket_no_cache(ubatch: UBatch, n_buckets: int, out: I32) -> None:
+def fill_pos_bucket_no_cache(out: I32, ubatch: UBatch, n_buckets: int) -> None:
     """Bidirectional buckets of tokens as seen from tokens: `out` [n_tokens, n_tokens] i32."""
     pos = ubatch.pos[0]
     rows = out.reshape(pos.size, pos.size)

@@ -1,6 +1,6 @@
 """The cells of one stream: position, pending shift and sequence set of every K/V row, as NumPy arrays.
 
-Every operation is one or a few vectorised passes over the used prefix; placing one token is a few scalar writes.
+Every operation is a few vectorised passes over the used prefix; placing one token is a few scalar writes.
 Knows nothing of heads, windows, other streams or tensors.  Upstream: llama-kv-cells.h, llama_kv_cells.
 """
 
@@ -40,8 +40,8 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 class Cells:
     """`size` cells for sequence ids below `n_seq_max`; with `n_pos_per_embd` > 1 they also keep a 2-D place.
 
-    Read-only views: `pos` (size,) int32, -1 empty; `shift` (size,) int32, positions moved since the last K-shift;
-    `seq` (size, n_words) uint64, bit s % 64 of word s // 64; `ext_x`, `ext_y` (size,) int32 or None.
+    Read-only views: `pos` (size,) int32, -1 empty; `shift` (size,) int32, positions moved since the last
+    K-shift; `seq` (size, n_words) uint64, bit s % 64 of word s // 64; `ext_x`, `ext_y` (size,) int32 or None.
     """
 
     __slots__ = (
@@ -92,11 +92,13 @@ class Cells:
 
     def seq_has(self, seq_id: int, stop: int | None = None) -> Bool:
         """Which of the first `stop` cells belong to the sequence."""
-        return (self._rows[seq_id >> 6][:stop] & np.uint64(1 << (seq_id & 63))) != 0
+        has: Bool = (self._rows[seq_id >> 6][:stop] & np.uint64(1 << (seq_id & 63))) != 0
+        return has
 
     def seq_count(self, stop: int | None = None) -> I64:
         """Sequences per cell (n,)."""
-        return np.bitwise_count(self._seq[:, :stop]).sum(axis=0, dtype=np.int64)
+        count: I64 = np.bitwise_count(self._seq[:, :stop]).sum(axis=0, dtype=np.int64)
+        return count
 
     def seq_ids(self, cell: int) -> list[int]:
         """Ids of the sequences that share a cell, ascending."""
@@ -194,7 +196,7 @@ class Cells:
         return lost
 
     def put(self, idxs: I32 | I64, pos: I32, seq: U64, ext: I32 | None = None) -> None:
-        """Fills empty, distinct cells: `pos` (n,), sequence sets `seq` (n_words, n), `ext` (2, n): x, then y."""
+        """Fills empty, distinct cells: `pos` (n,), sequence sets `seq` (n_words, n), `ext` (2, n) x and y."""
         if len(idxs) == 0:
             return
         self._pos[idxs] = pos
@@ -253,13 +255,15 @@ class Cells:
         if n_hit == 0:
             return None
         if seq_id is None:
-            for s in ids_of(np.bitwise_or.reduce(self._seq[:, : hit.size] * hit, axis=1)):
+            for s in self._ids_in(hit):
                 self._forget_range(s, int(np.count_nonzero(hit & self.seq_has(s, hit.size))), p0, p1)
             return self._empty(hit)
         row = self._rows[seq_id >> 6][: hit.size]
         row ^= hit.astype(np.uint64) << np.uint64(seq_id & 63)
         self._forget_range(seq_id, n_hit, p0, p1)
-        return self._empty(self._without_seq(hit))
+        for other in self._rows:
+            hit &= other[: hit.size] == 0
+        return self._empty(hit, no_seq=True)
 
     def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
         """Adds sequence `dst` to every cell of `src` in [p0, p1)."""
@@ -291,10 +295,10 @@ class Cells:
                 ext.forget(s)
         np.logical_not(mine, out=mine)
         mine &= self._pos[:n] >= 0
-        return self._empty(mine)
+        return self._empty(mine, no_seq=True)
 
     def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> int | None:
-        """Adds `delta` to positions in [p0, p1) and to their pending shift; cells pushed below 0 are emptied."""
+        """Moves positions in [p0, p1) and their pending shift by `delta`; cells below 0 are emptied."""
         hit = self._select(seq_id, p0, p1)
         n_hit = int(np.count_nonzero(hit))
         if n_hit == 0:
@@ -334,7 +338,7 @@ class Cells:
 
     def _note_moved(self, hit: Bool, delta: int | None) -> None:
         """All sequences in the `hit` cells moved; `delta` holds for a lone one that moved as a whole."""
-        ids = ids_of(np.bitwise_or.reduce(self._seq[:, : hit.size] * hit, axis=1))
+        ids = self._ids_in(hit)
         for s in ids:
             self._extents.moved(s, delta if len(ids) == 1 else None)
 
@@ -342,24 +346,27 @@ class Cells:
         hi = POS_MAX if p1 is None else p1 - 1
         self._extents.removed(seq_id, n, 0 if p0 is None else p0, hi)
 
-    def _without_seq(self, among: Bool) -> Bool:
-        for row in self._rows:
-            among &= row[: among.size] == 0
-        return among
+    def _ids_in(self, hit: Bool) -> list[int]:
+        """Sequences with a cell among the marked ones."""
+        n = hit.size
+        ids = ids_of(np.array([np.bitwise_or.reduce(row[:n]) for row in self._rows]))
+        if len(ids) <= 4:
+            return [s for s in ids if (hit & self.seq_has(s, n)).any()]
+        keep = np.negative(hit.astype(np.uint64))
+        return ids_of(np.array([np.bitwise_or.reduce(row[:n] & keep) for row in self._rows]))
 
-    def _empty(self, gone: Bool) -> int | None:
-        """Empties the marked cells; totals per sequence are the caller's."""
-        n_gone = int(np.count_nonzero(gone))
+    def _empty(self, gone: Bool, *, no_seq: bool = False) -> int | None:
+        """Empties the marked cells (`no_seq`: no sets are left in them); totals per sequence are the caller's."""
+        n, n_gone = gone.size, int(np.count_nonzero(gone))
         if n_gone == 0:
             return None
-        n = gone.size
-        self._pos[:n][gone] = -1
+        np.copyto(self._pos[:n], -1, where=gone)
         if self.has_shift:
-            self._shift[:n][gone] = 0
-        for row in self._rows:
-            row[:n][gone] = 0
+            np.copyto(self._shift[:n], 0, where=gone)
+        for row in () if no_seq else self._rows:
+            np.copyto(row[:n], 0, where=gone)
         if self._ext is not None:
-            self._ext[:, :n][:, gone] = 0
+            np.copyto(self._ext[:, :n], 0, where=gone)
         self.n_used -= n_gone
         return int(gone.argmax())
 
@@ -368,10 +375,8 @@ class Cells:
     def copy(self, idxs: I32 | I64) -> CellsCopy:
         """The given cells and all totals, for `restore`."""
         ext = None if self._ext is None else self._ext[:, idxs]
-        return CellsCopy(
-            *(idxs, self._pos[idxs], self._shift[idxs], self._seq[:, idxs], ext),
-            *(self.has_shift, self.n_used, self._bound, self._extents.copy()),
-        )
+        totals = self.has_shift, self.n_used, self._bound, self._extents.copy()
+        return CellsCopy(idxs, self._pos[idxs], self._shift[idxs], self._seq[:, idxs], ext, *totals)
 
     def restore(self, copy: CellsCopy) -> None:
         """Puts a copy back; exact when other cells that changed since were put back before."""
@@ -385,12 +390,11 @@ class Cells:
 
     def move(self, src: I32 | I64, dst: I32 | I64) -> None:
         """Moves used cells `src` (n,) onto empty cells `dst` (n,), with shift, sequences and 2-D place."""
-        for array, empty in ((self._pos, -1), (self._shift, 0), *((row, 0) for row in self._rows)):
-            array[dst] = array[src]
-            array[src] = empty
+        self._pos[dst], self._pos[src] = self._pos[src], -1
+        self._shift[dst], self._shift[src] = self._shift[src], 0
+        self._seq[:, dst], self._seq[:, src] = self._seq[:, src], 0
         if self._ext is not None:
-            self._ext[:, dst] = self._ext[:, src]
-            self._ext[:, src] = 0
+            self._ext[:, dst], self._ext[:, src] = self._ext[:, src], 0
         self._extents.queue.clear()
         if len(dst):
             self._bound = max(self._bound, int(dst.max()) + 1)

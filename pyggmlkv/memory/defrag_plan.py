@@ -1,6 +1,6 @@
 """Which cells a defrag moves where: holes among the first n_used cells are filled with cells from the end.
 
-Pure: plans from positions alone. Sources lie behind all targets, so the copies of a plan can run in any order.
+Pure: plans from positions alone. Sources lie behind all targets, so a plan's copies can run in any order.
 Upstream: older llama-kv-cache.cpp, defrag_prepare and defrag_sched.
 """
 
@@ -19,9 +19,9 @@ MIN_CELLS = 2048
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DefragPlan:
-    """Cell `src[i]` moves to `dst[i]`, both (n_cells,); `blocks` are (src, dst, n) runs of them, in the same order.
+    """Cell `src[i]` moves to `dst[i]`, both (n_cells,); `blocks` are the same moves as (src, dst, n) runs.
 
-    `done` says that no hole is left after this plan; `head` is where the next slot search starts, None without a move.
+    `done`: no hole is left after this plan. `head`: where the next slot search starts, None without a move.
     """
 
     src: I64

@@ -1,7 +1,7 @@
 """How many cells each sequence has, and its lowest and highest position, kept up to date as cells change.
 
-Adding is O(1). Removing an end marks it unknown; `Cells` then finds it again by one vectorised scan. A window that
-forgets its oldest cell with every token would scan every time: there the scan leaves a queue of the next ones.
+Adding is O(1). Removing an end marks it unknown; `Cells` then finds it again by one vectorised scan. A window
+that forgets its oldest cell with every token would scan every time: there a scan leaves a queue of the next.
 Upstream: llama-kv-cells.h, seq_pos (a map from position to count per sequence).
 """
 
@@ -19,7 +19,7 @@ POS_MAX = np.iinfo(np.int32).max
 
 
 class LowestCells:
-    """The lowest cells of a sequence, ascending, as a scan of `cells` found them; `low`: the lowest added since."""
+    """The lowest cells of a sequence at the time of a scan, ascending; `low` is the lowest added since."""
 
     __slots__ = ("cells", "cursor", "low", "pos")
 
@@ -51,7 +51,7 @@ class LowestCells:
 
 
 class SeqExtents:
-    """`count[s]` cells of sequence s; `lo[s]`, `hi[s]` its lowest and highest position, None where unknown."""
+    """`count[s]` cells of sequence s; `lo[s]`, `hi[s]` its lowest and highest position, None if unknown."""
 
     __slots__ = ("count", "hi", "lo", "queue", "slides")
 

@@ -1,8 +1,8 @@
 """Which cells a query may see, and the KQ masks that say so: 0 or -|distance| where visible, -inf elsewhere.
 
-Decides by positions and sequence sets only, never by a cell's index. Rows of a sequence differ in few columns, so one
-row is written and copied, and only columns at the edges are corrected row by row.  Upstream: llama-hparams.h,
-is_masked_swa; llama-kv-cache.cpp, set_input_kq_mask; llama-graph.cpp, attn_no_cache and attn_cross.
+Decides by positions and sequence sets only, never by a cell's index. Rows of a sequence differ in few columns:
+one row is written and copied, and only columns at the edges are corrected row by row.
+Upstream: llama-hparams.h, is_masked_swa; llama-kv-cache.cpp, set_input_kq_mask; llama-graph.cpp, attn_no_cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import ShapeError
 from pyggmlkv.memory.config import SwaType
-from pyggmlkv.types import F32, I32, I64, U64, Bool
+from pyggmlkv.types import I32, I64, U64, Bool
 
 if TYPE_CHECKING:
     from pyggmlkv.memory.seq_ops import CellStreams
@@ -28,15 +28,15 @@ T = TypeVar("T", int, I64)
 
 FAR = 1 << 31
 """Beyond every position."""
-EXACT_F32 = 1 << 24
-"""Positions below this are exact in f32, and so are their differences."""
+MAX_SPAN = 1 << 20
+"""ALiBi distances are looked up in a table while they stay below this."""
 MAX_RUNS = 16
-"""Edge columns in more runs than this are written by index instead of run by run."""
+"""Columns in more runs than this are written by index instead of run by run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """How far a query sees: "standard" `n_swa` positions, its own included; "chunked" its own chunk of `n_swa`;
+    """How far a query sees: "standard" `n_swa` positions, its own included; "chunked" its chunk of `n_swa`;
     "symmetric" `n_swa // 2` to each side; "none" everything.
     """
 
@@ -62,7 +62,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """What hides a key from a query of its own sequence, and whether visible entries carry the ALiBi distance."""
+    """What hides a key from a query of its own sequence; with `use_alibi`, visible entries are distances."""
 
     causal: bool = True
     window: SlidingWindow = SlidingWindow()
@@ -71,7 +71,7 @@ class MaskRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Keys:
-    """Keys of one sequence among the columns: `has` (n_kv,), `pos` (n_kv,) meaningful there, within lo .. hi."""
+    """Keys of one sequence among the columns: `has` (n_kv,), `pos` (n_kv,) and lo .. hi of those it has."""
 
     has: Bool
     pos: I32
@@ -89,12 +89,12 @@ class _Queries:
 
 
 def fill_kq_mask(
-    streams: CellStreams, ubatch: UBatch, out: Mask, *, causal: bool = True, use_alibi: bool = False
+    out: Mask, streams: CellStreams, ubatch: UBatch, causal: bool = True, *, use_alibi: bool = False
 ) -> None:
     """Mask of a ubatch over the first n_kv cells of its streams, each token in its first sequence.
 
-    `out`: [n_kv, n_tokens / n_stream, 1, n_stream] f32 or f16, (n_stream, 1, n_tokens / n_stream, n_kv); any contiguous
-    array of n_tokens rows will do.  Raises: ShapeError.
+    `out`: [n_kv, n_tokens / n_stream, 1, n_stream] f32 or f16, (n_stream, 1, n_tokens / n_stream, n_kv); any
+    contiguous array of n_tokens rows will do.  Raises: ShapeError.
     """
     rows = _rows_of(out, ubatch.n_tokens)
     rule = MaskRule(causal, streams.window, use_alibi)
@@ -114,8 +114,8 @@ def fill_kq_mask(
         _fill(rows, mine, keys, queries, rule)
 
 
-def fill_no_cache_mask(ubatch: UBatch, out: Mask, rule: MaskRule) -> None:
-    """Mask of tokens against tokens, for graphs without a cache: those of the same first sequence see each other.
+def fill_no_cache_mask(out: Mask, ubatch: UBatch, rule: MaskRule) -> None:
+    """Mask of tokens against tokens, for graphs without a cache; tokens meet in their first sequence.
 
     `out`: [n_tokens, n_tokens] f32 or f16.  Raises: ShapeError.  Upstream: llm_graph_input_attn_no_cache.
     """
@@ -127,7 +127,7 @@ def fill_no_cache_mask(ubatch: UBatch, out: Mask, rule: MaskRule) -> None:
         _fill(rows, mine, keys, _Queries(own.astype(np.int64), None), rule)
 
 
-def fill_cross_mask(seq_mask_enc: U64, ubatch: UBatch, out: Mask) -> None:
+def fill_cross_mask(out: Mask, seq_mask_enc: U64, ubatch: UBatch) -> None:
     """Mask of decoder tokens over encoder rows: visible where they share a sequence.
 
     `seq_mask_enc` (n_enc, n_words): sequence sets of the encoded tokens; `out`: [n_enc, n_tokens] f32 or f16.
@@ -176,7 +176,7 @@ def _fill(out: Mask, rows: Rows, keys: _Keys, queries: _Queries, rule: MaskRule)
     always = _within(keys, lo_all, hi_all)
     ever = always if (lo_all, hi_all) == (lo_any, hi_any) else _within(keys, lo_any, hi_any)
     if rule.use_alibi:
-        _write_distances(out, rows, keys, queries, np.where(ever, keys.pos, -np.inf), rule.causal)
+        _write_distances(out, rows, keys, queries, ever)
     else:
         _write_base(out, rows, always)
     if ever is always:
@@ -225,17 +225,31 @@ def _write_base(out: Mask, rows: Rows, visible: Bool) -> None:
         out[rows[1:]] = first
 
 
-def _write_distances(
-    out: Mask, rows: Rows, keys: _Keys, queries: _Queries, base: npt.NDArray[np.float64], causal: bool
-) -> None:
-    """-|key - query| row by row; `base` (n_kv,) holds positions, -inf where no query sees the key."""
-    exact = max(keys.hi, int(queries.pos.max())) < EXACT_F32
-    row: npt.NDArray[Any] = base.astype(np.float32) if exact else base
+def _write_distances(out: Mask, rows: Rows, keys: _Keys, queries: _Queries, ever: Bool) -> None:
+    """-|key - query| in the `ever` columns, -inf in the others."""
     index = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+    cols = np.flatnonzero(ever)
+    pos = keys.pos[cols].astype(np.int64)
+    cuts = np.flatnonzero((np.diff(cols) != 1) | (np.diff(pos) != 1)) + 1
+    span = max(keys.hi, int(queries.pos.max())) - min(keys.lo, int(queries.pos.min()))
     with np.errstate(over="ignore"):
-        for i, query in zip(index, queries.pos.astype(row.dtype), strict=True):
-            value: F32 = (row - query).astype(np.float32, copy=False)
-            out[i] = value if causal else np.minimum(value, -value)
+        if cuts.size >= MAX_RUNS or len(index) < MAX_RUNS or span > MAX_SPAN:
+            hidden = ~ever
+            for i, query in zip(index, queries.pos.tolist(), strict=True):
+                out[i] = -np.abs(keys.pos - np.int32(query))
+                np.copyto(out[i], -np.inf, where=hidden)
+            return
+        # columns with consecutive positions are a piece of one table, moved along from row to row
+        table = -np.abs(np.arange(-span, span + 1)).astype(np.float32).astype(out.dtype)
+    out[rows] = -np.inf
+    begins, ends = np.r_[0, cuts], np.r_[cuts, cols.size]
+    runs = list(
+        zip(cols[begins].tolist(), (ends - begins).tolist(), (pos[begins] + span).tolist(), strict=True)
+    )
+    for i, query in zip(index, queries.pos.tolist(), strict=True):
+        row = out[i]
+        for col, n, at in runs:
+            row[col : col + n] = table[at - query : at - query + n]
 
 
 def _write_edge(out: Mask, rows: Rows, edge: I64, visible: Bool, rule: MaskRule) -> None:

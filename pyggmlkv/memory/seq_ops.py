@@ -1,7 +1,7 @@
 """Sequence operations of an attention memory: every stream's cells and search head, kept together.
 
-Adds to `Cells` what a sequence id means (its stream), how heads follow freed cells, and what is refused. K/V data is
-elsewhere: copies between streams are queued in `stream_copies` for the next update.
+Adds to `Cells` what a sequence id means (its stream), how heads follow freed cells, and what is refused. K/V
+data is elsewhere: copies between streams are queued in `stream_copies` for the next update.
 Upstream: llama-kv-cache.cpp, seq_rm / seq_cp / seq_keep / seq_add / seq_div; older: prune_swa.
 """
 
@@ -20,10 +20,10 @@ from pyggmlkv.memory.mask import SlidingWindow
 
 @dataclass(frozen=True, slots=True)
 class StreamsSpec:
-    """Size and rules of a memory's cells. `kv_size` is cells per stream, `n_seq_max` the number of sequence ids.
+    """Size and rules of a memory's cells: `kv_size` cells per stream, sequence ids below `n_seq_max`.
 
-    `shift`: what `seq_div` adds to the pending shift. "upstream" adds the change of position with its sign turned, as
-    the pinned llama.cpp does; "pure" adds the change itself, so that the K-shift turns keys to their new position.
+    `shift`: what `seq_div` adds to the pending shift. "upstream" adds the change of position with its sign
+    turned, as the pinned llama.cpp does; "pure" adds the change itself, so that keys turn to where they belong.
     """
 
     kv_size: int
@@ -81,7 +81,7 @@ class CellStreams:
         return self.cells[self._stream(seq_id, "cells")]
 
     def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
-        """Takes the sequence (None or -1: every sequence, in all streams) off positions [p0, p1). Always True.
+        """Takes the sequence (None or -1: every one, in all streams) off positions [p0, p1). Always True.
 
         A head moves back to the first cell that this frees.  Raises: SequenceError for an id out of range.
         """
@@ -95,9 +95,9 @@ class CellStreams:
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
-        """Gives sequence `dst` the cells of `src` in [p0, p1). Between streams the whole of `src` replaces `dst`.
+        """Gives sequence `dst` the cells of `src` in [p0, p1). Between streams all of `src` replaces `dst`.
 
-        Raises: SequenceError for an id out of range, or for a range between streams that leaves out cells of `src`.
+        Raises: SequenceError for an id out of range, or a range between streams that leaves cells of `src` out.
         Differs: upstream compares such a range with the buffer size and aborts.
         """
         p0, p1 = _range(p0, p1)
@@ -116,7 +116,7 @@ class CellStreams:
         self._pull_head(s, self.cells[s].seq_keep(seq_id))
 
     def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> None:
-        """Moves positions in [p0, p1) by `delta`; cells pushed below 0 are freed and the search restarts there.
+        """Moves positions in [p0, p1) by `delta`; cells pushed below 0 are freed, and the search restarts.
 
         Cells shared with other sequences move for all of them.
         Raises: SequenceError for an id out of range or a position beyond 2^31 - 1.
@@ -130,7 +130,7 @@ class CellStreams:
             moved = cells.pos[cells.find(seq_id, p0, p1)]
             if moved.size and int(moved.max()) + delta > POS_MAX:
                 raise SequenceError(
-                    f"seq_add: position {int(moved.max())} of sequence {seq_id} plus {delta} exceeds {POS_MAX}",
+                    f"seq_add: {delta} moves position {int(moved.max())} of sequence {seq_id} beyond {POS_MAX}",
                     **{"seq_id": seq_id, "delta": delta},
                 )
         freed = cells.seq_add(seq_id, p0, p1, delta)
@@ -150,17 +150,17 @@ class CellStreams:
         self.cells[s].seq_div(seq_id, p0, p1, d, turn=1 if self.spec.shift == "pure" else -1)
 
     def seq_pos_min(self, seq_id: int) -> int | None:
-        """Lowest position of the sequence, None without cells.  Raises: SequenceError for an id out of range."""
+        """Lowest position of the sequence, None without cells.  Raises: SequenceError for a wrong id."""
         return self.cells[self._stream(seq_id, "seq_pos_min")].seq_pos_min(seq_id)
 
     def seq_pos_max(self, seq_id: int) -> int | None:
-        """Highest position of the sequence, None without cells.  Raises: SequenceError for an id out of range."""
+        """Highest position of the sequence, None without cells.  Raises: SequenceError for a wrong id."""
         return self.cells[self._stream(seq_id, "seq_pos_max")].seq_pos_max(seq_id)
 
     def prune(self, seq_id: int, pos_min: int, pos_max: int) -> int:
-        """Forgets what no query at `pos_max` or later can see, after a batch at pos_min .. pos_max was committed.
+        """Forgets what no query from `pos_max` on sees, after a batch at pos_min .. pos_max was committed.
 
-        Returns the number of cells that the query at `pos_min` could see: fewer than the window means lost context.
+        Returns the number of cells that the query at `pos_min` sees: less than the window means lost context.
         """
         cells, window = self.cells[self._stream(seq_id, "prune")], self.window
         pos = cells.pos[cells.find(seq_id, None, pos_min + 1)]
@@ -198,8 +198,8 @@ class CellStreams:
         lo, hi = cells.seq_pos_min(src), cells.seq_pos_max(src)
         if lo is not None and hi is not None and ((p0 or 0) > lo or (p1 is not None and p1 <= hi)):
             raise SequenceError(
-                f"seq_cp: sequences {src} and {dst} are in different streams, so the copy takes the whole buffer: the "
-                f"range [{p0}, {p1}) must cover all positions {lo} .. {hi} of sequence {src}; use None, None",
+                f"seq_cp: sequences {src} and {dst} are in different streams, so a copy takes the whole buffer: "
+                f"[{p0}, {p1}) must cover all positions {lo} .. {hi} of sequence {src}; use None, None",
                 **{"src": src, "dst": dst, "p0": p0, "p1": p1},
             )
         self.stream_copies.append((s0, s1))

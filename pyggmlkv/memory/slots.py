@@ -1,7 +1,7 @@
 """Where a ubatch goes: slot search, placing with the purge rule, rollback, and the index inputs of a step.
 
-Positions and sequence sets decide alone; K/V tensors are elsewhere.
-Upstream: llama-kv-cache.cpp, find_slot / apply_ubatch / prepare / get_n_kv / set_input_k_idxs, _v_idxs, _k_shift.
+Positions and sequence sets decide alone; K/V tensors are elsewhere.  Upstream: llama-kv-cache.cpp, find_slot,
+apply_ubatch, prepare, get_n_kv, set_input_k_idxs, set_input_v_idxs, set_input_k_shift.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SlotInfo:
     @property
     def size(self) -> int:
         """Tokens per stream."""
-        return self.idxs.shape[1]
+        return int(self.idxs.shape[1])
 
     @property
     def head(self) -> int:
@@ -82,7 +82,7 @@ class Journal:
 def find_slot(streams: CellStreams, ubatch: UBatch, cont: bool = False) -> SlotInfo | None:
     """Cells for the ubatch, or None. Changes nothing.
 
-    With `cont` the tokens of a stream take one run of cells; otherwise the next usable cells in circular order from
+    With `cont` the tokens of a stream take one run of cells, else the next usable cells in circular order from
     the head. Usable is an empty cell, or one whose only sequence has moved its window past it.
     """
     if streams.n_stream == 1:
@@ -109,8 +109,18 @@ def _search(streams: CellStreams, stream: int, n: int, cont: bool) -> I32 | None
     free = cells.pos[head : head + n]
     if free.size == n and (int(free[0]) < 0 if n == 1 else (free < 0).all()):
         return np.arange(head, head + n, dtype=np.int32)
+    if n == 1 and _is_past(cells, head, streams.window):
+        return np.array([head], np.int32)
     usable = _Usable(cells, streams.window)
     return _search_run(usable, head, n) if cont else _search_cells(usable, head, n)
+
+
+def _is_past(cells: Cells, cell: int, window: SlidingWindow) -> bool:
+    """Whether the window of a used cell's only sequence has moved past it."""
+    if window.swa_type == "none" or cell == cells.size or len(ids := cells.seq_ids(cell)) != 1:
+        return False
+    last = cells.seq_pos_max(ids[0])
+    return last is not None and int(cells.pos[cell]) < window.first_visible(last + 1)
 
 
 def _search_cells(usable: _Usable, head: int, n: int) -> I32 | None:
@@ -144,7 +154,7 @@ def _search_run(usable: _Usable, head: int, n: int) -> I32 | None:
 
 
 class _Usable:
-    """Which cells a new token may take. Limits per sequence are worked out once, when a used cell is first met."""
+    """Which cells a new token may take. Limits per sequence are worked out once, when first needed."""
 
     __slots__ = ("_first", "cells", "window")
 
@@ -181,8 +191,8 @@ def apply_ubatch(
 ) -> None:
     """Places the ubatch in its slot and moves the heads behind it.
 
-    Where a cell of a sequence is overwritten, all its cells with positions up to the overwritten one go as well:
-    what a sequence holds stays free of holes.
+    Where a cell of a sequence is overwritten, all its cells with positions up to the overwritten one go as
+    well: what a sequence holds stays free of holes.
     """
     for s, stream in enumerate(slot.strm):
         cells, idxs = streams.cells[stream], slot.idxs[s]
@@ -225,14 +235,14 @@ def _no_slot(streams: CellStreams, ubatch: UBatch, index: int) -> NoSlotError:
     used = [streams.cells[t].n_used for t in {streams.seq_to_stream[s] for s in ubatch.seq_id_unq.tolist()}]
     name, size, free = streams.spec.name, streams.size, streams.size - max(used)
     return NoSlotError(
-        f"{name}: no slot for ubatch {index}: {n} cells needed, {free} of {size} free in its fullest stream; remove or "
-        f"shorten sequences, or make the cache larger",
+        f"{name}: no slot for ubatch {index}: {n} cells needed, {free} of {size} free in its fullest stream; "
+        f"remove or shorten sequences, or make the cache larger",
         **{"part": name, "ubatch": index, "needed": n, "free": free, "size": size},
     )
 
 
 def n_kv(streams: CellStreams, slot: SlotInfo, n_pad: int = 1) -> int:
-    """Cells that the graph reads per stream: past the last used one, padded, the largest over the slot's streams.
+    """Cells that the graph reads per stream: past the last used one of the slot's streams, padded.
 
     Upstream: get_n_kv.
     """
@@ -251,7 +261,7 @@ def fill_k_idxs(slot: SlotInfo, kv_size: int, out: I64) -> None:
 
 
 def fill_v_idxs(slot: SlotInfo, kv_size: int, n_embd_v: int, out: I64) -> None:
-    """Elements that a transposed V is written to: `out` (n_tokens * n_embd_v,) int64, a token's elements together.
+    """Elements that a transposed V is written to: `out` (n_tokens * n_embd_v,) int64, token after token.
 
     `n_embd_v` is the padded V row, elements. A V that is not transposed takes `fill_k_idxs`.
     Upstream: set_input_v_idxs.
@@ -263,6 +273,6 @@ def fill_v_idxs(slot: SlotInfo, kv_size: int, n_embd_v: int, out: I64) -> None:
 
 
 def fill_k_shift(streams: CellStreams, out: I32) -> None:
-    """Pending shift of every cell, positions: `out` (n_stream * kv_size,) int32.  Upstream: set_input_k_shift."""
+    """Pending shift of every cell, positions: `out` (n_stream * kv_size,).  Upstream: set_input_k_shift."""
     for cells, row in zip(streams.cells, out.reshape(streams.n_stream, -1), strict=True):
         row[:] = cells.shift
