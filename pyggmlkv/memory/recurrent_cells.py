@@ -44,8 +44,8 @@ class RecurrentCells:
         n_seq_max = size if n_seq_max is None else n_seq_max
         if size < 1 or not 1 <= n_seq_max <= size or n_rs_seq < 0:
             raise CacheError(
-                f"recurrent memory: size {size}, n_seq_max {n_seq_max}, n_rs_seq {n_rs_seq}: "
-                "needs 1 <= n_seq_max <= size and n_rs_seq >= 0"
+                f"recurrent memory: 1 <= n_seq_max <= size and n_rs_seq >= 0 needed, "
+                f"{n_seq_max}, {size} and {n_rs_seq} given"
             )
         self.size, self.n_seq_max, self.n_rs_seq, self.strict = size, n_seq_max, n_rs_seq, strict
         self._table: I32 = np.empty((5, size), np.int32)
@@ -173,7 +173,7 @@ class RecurrentCells:
             return self._roll_back(cell, lo)
         self.tail[seq_id] = -1
         self.seq[cell] &= ~self.bits[seq_id]
-        if self.is_empty(cell):
+        if not self.seq[cell].any():
             self.free(cell)
             self.head = min(self.head, cell)
         self.touch()
@@ -220,9 +220,10 @@ class RecurrentCells:
                 return
             if lo > 0 or hi <= last:
                 raise SequenceError(
-                    f"seq_cp: [{p0}, {p1}) given for sequence {src}, whose state has seen positions up to {last}; "
+                    f"seq_cp: [{p0}, {p1}) given for sequence {src}, whose state has seen all up to {last}; "
                     "it cannot be copied in part: leave the range open",
-                    **{"src": src, "p0": p0, "p1": p1, "pos": last},
+                    src=src,
+                    pos=last,
                 )
         if old >= 0:
             self.release(dst)
@@ -234,8 +235,7 @@ class RecurrentCells:
     def seq_keep(self, seq_id: int) -> None:
         """Removes every sequence but one.  Raises: SequenceError.  Upstream: seq_keep."""
         cell = int(self.tail[self._checked(seq_id)])
-        others = np.flatnonzero(np.arange(self.size) != cell)
-        self._free_cells(others)
+        self._free_cells(np.flatnonzero(np.arange(self.size) != cell))
         self.tail[:] = -1
         self.used = 0
         if cell >= 0:
@@ -354,9 +354,6 @@ class RecurrentCells:
 
     # cells
 
-    def is_empty(self, cell: int) -> bool:
-        return not self.seq[cell].any()
-
     def is_shared(self, cell: int) -> bool:
         """True when more than one sequence has this cell."""
         words = self.seq[cell]
@@ -367,7 +364,7 @@ class RecurrentCells:
         cell = int(self.tail[seq_id])
         self.tail[seq_id] = -1
         self.seq[cell] &= ~self.bits[seq_id]
-        if self.is_empty(cell):
+        if not self.seq[cell].any():
             self.free(cell)
 
     def free(self, cell: int) -> None:
@@ -389,8 +386,8 @@ class RecurrentCells:
     def _checked(self, seq_id: int) -> int:
         if not 0 <= seq_id < self.n_seq_max:
             raise SequenceError(
-                f"sequence id {seq_id} given, 0 to {self.n_seq_max - 1} expected; only seq_rm takes None (all)",
-                **{"seq_id": seq_id, "n_seq_max": self.n_seq_max},
+                f"sequence id {seq_id} given, 0 to {self.n_seq_max - 1} expected; seq_rm takes None too",
+                seq_id=seq_id,
             )
         return seq_id
 

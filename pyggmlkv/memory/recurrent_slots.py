@@ -81,7 +81,8 @@ def request_from_ubatch(ubatch: UBatch, n_seq_max: int, n_rs_seq: int) -> SlotRe
         bad = int(flat.max()) if flat.max() >= n_seq_max else int(flat.min())
         raise SequenceError(
             f"recurrent memory: sequence id {bad} given, 0 to {n_seq_max - 1} expected; raise n_seq_max",
-            **{"seq_id": bad, "n_seq_max": n_seq_max},
+            seq_id=bad,
+            n_seq_max=n_seq_max,
         )
     first = np.arange(0, ubatch.n_tokens, n)
     owner = flat[offset[first]]
@@ -138,7 +139,7 @@ def _take_cells(cells: RecurrentCells, request: SlotRequest) -> I32:
     for s, seq_id in enumerate(request.owner.tolist()):
         old = int(cells.tail[seq_id])
         if old < 0 or cells.is_shared(old):
-            if empty < 0 or not cells.is_empty(empty):
+            if empty < 0 or cells.seq[empty].any():
                 raise NoSlotError(
                     f"recurrent memory: no cell for sequence {seq_id}: {cells.used} of {cells.size} in use",
                     part="recurrent",
