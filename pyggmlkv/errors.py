@@ -15,6 +15,10 @@ class PyggmlkvError(Exception):
         self.facts = facts
 
 
+class ParameterError(PyggmlkvError, ValueError):
+    """A setting of a context, a memory or a command is out of range; names it."""
+
+
 class BindingError(PyggmlkvError):
     """The C boundary: handles, tensors, ops, graphs, buffers."""
 
@@ -75,6 +79,10 @@ class GGUFKeyError(GGUFError, KeyError):
 
 class GGUFTensorError(GGUFError, ValueError):
     """A tensor is missing or has the wrong shape or type."""
+
+
+class LoadCancelledError(GGUFError, RuntimeError):
+    """The progress callback asked for loading to stop; everything was released."""
 
 
 class ArchitectureError(GGUFError, NotImplementedError):
