@@ -40,8 +40,8 @@ class BatchAllocator:
         Without memory, sequences may start anywhere and automatic positions start at 0.
 
         Raises:
-            BatchError: names the sequence, its last stored and the offered position, or the field at fault, by
-                message and `facts`. The allocator keeps the batch it had.
+            BatchError: names the sequence with its last stored and the offered position, or the field at
+                fault, in its message and in `facts`. The allocator keeps the batch it had.
 
         Upstream: llama-batch.cpp, init.
         Differs: a position twice in a sequence is refused unless the model has position sections; so are

@@ -71,7 +71,7 @@ class Batch:
     def __init__(
         self,
         tokens: Iterable[int] | IntArray | None = None,
-        pos: Iterable[int] | IntArray | None = None,
+        pos: Iterable[int] | Sequence[Sequence[int]] | IntArray | None = None,
         seq_id: SeqIdArg = 0,
         logits: LogitsArg = "last",
         embd: npt.ArrayLike | None = None,

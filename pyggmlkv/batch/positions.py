@@ -136,7 +136,7 @@ def check_coupled(seqs: TokenSequences, memory: SeqPositions) -> None:
         if held_a != held_b:
             raise BatchError(
                 f"sequences {a} and {b} share tokens of the batch but have diverged in memory: {a} holds "
-                f"{_span(held_a)}, {b} holds {_span(held_b)}; copy one onto the other or give each its tokens",
+                f"{_span(held_a)}, {b} holds {_span(held_b)}; copy one onto the other or share no token",
                 field="seq_id",
                 seq_id=a,
                 other=b,

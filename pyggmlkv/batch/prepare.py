@@ -105,6 +105,7 @@ def prepare(
         check_coupled(seqs, memory)
     if len(pos) < n_pos_per_embd:
         pos = np.repeat(pos, n_pos_per_embd, axis=0)
+    pos.setflags(write=False)
     output, order = batch.output, batch.output_order
     n_outputs = int(np.count_nonzero(output))
     if limits.output_all and n_outputs != batch.n_tokens:
@@ -113,6 +114,7 @@ def prepare(
                 "all tokens must be outputs here, but the batch asks for %d of %d", n_outputs, len(output)
             )
         output, order, n_outputs = np.ones(batch.n_tokens, dtype=np.bool_), None, batch.n_tokens
+        output.setflags(write=False)
     return PreparedBatch(
         token=batch.tokens,
         embd=batch.embd,

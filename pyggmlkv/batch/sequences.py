@@ -54,6 +54,12 @@ class TokenSequences:
     is_coupled: bool
     """Some token has several ids."""
 
+    def __post_init__(self) -> None:
+        for shared in (self.flat, self.offset, self.n_seq_id, self.mask):
+            shared.setflags(write=False)
+        self.presence.seq_id_unq.setflags(write=False)
+        self.presence.seq_idx.setflags(write=False)
+
     @property
     def n_tokens(self) -> int:
         return len(self.n_seq_id)
@@ -108,13 +114,7 @@ def presence_of(flat: I32, n_seq_max: int) -> Presence:
     seq_id_unq = np.flatnonzero(occurs).astype(np.int32)
     seq_idx = np.full(n_seq_max, -1, dtype=np.int32)
     seq_idx[seq_id_unq] = np.arange(len(seq_id_unq), dtype=np.int32)
-    return _frozen(Presence(seq_id_unq, seq_idx))
-
-
-def _frozen(presence: Presence) -> Presence:
-    presence.seq_id_unq.setflags(write=False)
-    presence.seq_idx.setflags(write=False)
-    return presence
+    return Presence(seq_id_unq, seq_idx)
 
 
 def mask_words(n_seq_max: int) -> int:
@@ -157,7 +157,7 @@ def one_sequence(seq_id: int, n_tokens: int, n_seq_max: int) -> TokenSequences:
         offset=np.arange(n_tokens + 1, dtype=np.int32),
         n_seq_id=np.ones(n_tokens, dtype=np.int32),
         mask=mask,
-        presence=_frozen(Presence(np.array((seq_id,), dtype=np.int32), seq_idx)),
+        presence=Presence(np.array((seq_id,), dtype=np.int32), seq_idx),
         is_coupled=False,
     )
 
