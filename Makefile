@@ -20,7 +20,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 CDEFS  := $(wildcard pyggmlkv/binding/cdef/*.h)
-CHECKED := pyggmlkv scripts tests ggml_build build_ggml.py setup.py
+CHECKED := conftest.py pyggmlkv scripts tests ggml_build build_ggml.py setup.py
 
 .PHONY: all build demo test check reference bench soak clean FORCE
 .DELETE_ON_ERROR:

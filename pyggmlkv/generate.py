@@ -30,13 +30,20 @@ class Memory(Protocol):
     def seq_pos_max(self, seq_id: int) -> int | None: ...
 
 
+class BatchSize(Protocol):
+    """What generation asks of a context's settled parameters."""
+
+    @property
+    def n_batch(self) -> int: ...
+
+
 class DecodingContext(Protocol):
     """What generation asks of a context."""
 
     @property
     def n_ctx_seq(self) -> int: ...
     @property
-    def n_batch(self) -> int: ...
+    def cparams(self) -> BatchSize: ...
     @property
     def logits(self) -> F32: ...
     @property
@@ -136,8 +143,9 @@ class Generation:
                 room=room,
             )
         start = time.perf_counter()
-        for first in range(0, len(self.prompt), self.ctx.n_batch):
-            self.ctx.decode(Batch(self.prompt[first : first + self.ctx.n_batch], seq_id=SEQ_ID))
+        n_batch = self.ctx.cparams.n_batch
+        for first in range(0, len(self.prompt), n_batch):
+            self.ctx.decode(Batch(self.prompt[first : first + n_batch], seq_id=SEQ_ID))
         self._past += len(self.prompt)
         self.timings.n_prompt = len(self.prompt)
         self.timings.prompt_seconds = time.perf_counter() - start

@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     ]
     output.print_columns([("device", "type", "memory free / total", "description"), *rows])
     print()
-    output.print_columns([(f"ggml {key}", _flat(value)) for key, value in build.items()])
+    output.print_columns(
+        [(f"ggml {key.removeprefix('ggml_')}", _flat(value)) for key, value in build.items()]
+    )
     return 0
 
 

@@ -1,0 +1,3 @@
+"""Plugins of the whole test run, whichever part of it is asked for."""
+
+pytest_plugins = ["tests.plugins.backends_used"]
