@@ -1,8 +1,8 @@
 """Builds the reference, libllama, from its pinned source distribution on top of this package's own ggml.
 
-Both sides then run the very same kernels, so parity is bit for bit. Test-only: the package never needs it. Also compiles
-the small cffi module through which `tests/oracle/libllama` calls it. Everything lands in the cache folder, keyed by what
-went in; a second run finds it there. Knows nothing of pyggmlkv's Python side.
+Both sides then run the very same kernels, so parity is bit for bit. Test-only: the package never needs it.
+Also compiles the small cffi module through which `tests/oracle/libllama` calls it. Everything lands in the
+cache folder, keyed by what went in; a second run finds it there. Knows nothing of pyggmlkv's Python side.
 Upstream: CMakeLists.txt, LLAMA_USE_SYSTEM_GGML.
 """
 
@@ -112,13 +112,13 @@ def find_ggml(given: Path | None) -> Ggml:
             if others:
                 return Ggml(base.parent.resolve(), others[0].absolute(), base.absolute())
     raise BuildError(
-        f"no libggml and libggml-base under {roots[0]}: build them first (make build, or python build_ggml.py), "
+        f"no libggml and libggml-base under {roots[0]}: build them first (make build, or build_ggml.py), "
         "or name a folder with --ggml"
     )
 
 
 def find_source(given: Path | None, work: Path) -> Path:
-    """A llama.cpp tree: the one given (folder or source distribution), else the pinned distribution by pip."""
+    """A llama.cpp tree: the one given (folder or source distribution), else the pin, by pip."""
     if given and given.is_dir():
         for tree in (given, given / "vendor" / "llama.cpp"):
             if (tree / "include" / "llama.h").exists():
@@ -218,7 +218,7 @@ def write_ggml_package(folder: Path, ggml: Ggml, tree: Path) -> None:
 
 
 def build_libllama(tree: Path, ggml: Ggml, target: Path, jobs: int) -> None:
-    """Compiles libllama into `target`/lib; about 90 s on 2 quiet cores. It finds ggml through the oracle module."""
+    """Compiles libllama into `target`/lib, in about 90 s. It finds ggml through the oracle module."""
     cmake = find_tool("cmake")
     if cmake is None:
         raise BuildError("cmake is not installed: pip install cmake ninja (make build does that)")
@@ -245,7 +245,7 @@ def build_libllama(tree: Path, ggml: Ggml, target: Path, jobs: int) -> None:
 
 
 def build_module(tree: Path, ggml: Ggml, libllama: Path, module: Path) -> None:
-    """Compiles the cffi module: the C++ shim over private headers, and the generated C that checks every layout."""
+    """Compiles the cffi module: the C++ shim over private headers, and C that checks every layout."""
     import cffi
 
     say("building the oracle's cffi module")

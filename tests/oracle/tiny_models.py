@@ -1,8 +1,9 @@
 """Writes tiny random models for any architecture the reference knows.
 
-The reference is asked which tensors, in which shapes, a model with the recipe's metadata has; the values are drawn here,
-by name and seed, and the file is written with the `gguf` package. So architectures that the reference's own saver
-refuses work like the others, and weights are random enough (norms not all one, biases not zero) that a mistake shows.
+The reference is asked which tensors, in which shapes, a model with the recipe's metadata has; the values are
+drawn here, by name and seed, and the file is written with the `gguf` package. So architectures that the
+reference's own saver refuses work like the others, and weights are random enough (norms not all one, biases
+not zero) that a mistake shows.
 Upstream: llama.cpp, llama_model_init_from_user.
 """
 
@@ -27,7 +28,9 @@ from .tiny_recipes import BASE, NEVER, RECIPES, Recipe, Value
 
 Floats = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
-KEPT_F32 = re.compile(r"norm|conv(1d)?\.weight|ssm_a$|ssm_d$|rope_|ffn_gate_inp|attn_rel_b|exp_probs_b|\.bias$|ssm_x|ssm_dt")
+KEPT_F32 = re.compile(
+    r"norm|conv(1d)?\.weight|ssm_a$|ssm_d$|rope_|ffn_gate_inp|attn_rel_b|exp_probs_b|\.bias$|ssm_x|ssm_dt"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ def write(library: Library, model: TinyModel, folder: Path) -> Path:
         write_file(probe, recipe.arch, keys, {}, "f32")
         wanted = rearranged(dict(tensors_wanted(library, probe)), recipe)
         left_out = re.compile("|".join((*NEVER, *recipe.drop, *model.drop)))
-        tensors = {name: draw(name, ne, model.seed) for name, ne in wanted.items() if not left_out.search(name)}
+        tensors = {
+            name: draw(name, ne, model.seed) for name, ne in wanted.items() if not left_out.search(name)
+        }
         whole = Path(scratch) / "whole.gguf"
         write_file(whole, recipe.arch, keys, tensors, model.weight_type)
         whole.replace(path)

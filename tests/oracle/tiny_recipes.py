@@ -1,7 +1,7 @@
-"""What tiny random models look like: one row of metadata a recipe, and which optional tensors it goes without.
+"""What tiny random models look like: a row of metadata a recipe, and the optional tensors it goes without.
 
-Small dimensions, but no two alike where mixing them up should show; windows of 8 tokens, RoPE factors, sinks, soft caps
-and biases are all there. Knows nothing of how a file is written.
+Small dimensions, but no two alike where mixing them up should show; windows of 8 tokens, RoPE factors, sinks,
+soft caps and biases are all there. Knows nothing of how a file is written.
 Upstream: tests/test-llama-archs.cpp; src/models/*.cpp, load_arch_hparams.
 """
 
@@ -65,7 +65,9 @@ class Recipe:
     split_experts: bool = False
 
 
-NO_ATTENTION = tuple(key for key in BASE if key.startswith(("attention.head", "attention.key", "attention.value")))
+NO_ATTENTION = tuple(
+    key for key in BASE if key.startswith(("attention.head", "attention.key", "attention.value"))
+)
 NO_ROPE = ("rope.dimension_count", "rope.freq_base")
 
 RECIPES: Mapping[str, Recipe] = {
@@ -123,9 +125,7 @@ RECIPES: Mapping[str, Recipe] = {
         },
         drop=(NO_BIAS, NO_ROPE_FREQS),
     ),
-    "bloom": Recipe(
-        "bloom", {"attention.head_count_kv": 4}, drop=(TIED,), without=NO_ROPE
-    ),
+    "bloom": Recipe("bloom", {"attention.head_count_kv": 4}, drop=(TIED,), without=NO_ROPE),
     "deepseek2": Recipe(
         "deepseek2",
         {

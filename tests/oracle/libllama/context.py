@@ -95,6 +95,9 @@ class RefContext:
     def _run(self, verb: str, tokens: Any, pos: Any, seq_id: Any, logits: Any, embd: Any) -> None:
         ffi, lib = self.library.ffi, self.library.lib
         n = len(tokens) if tokens is not None else len(embd)
+        room = int(lib.llama_n_batch(self.ptr))
+        if not 0 < n <= room:
+            raise OracleError(f"the reference would abort: {n} tokens, n_batch is {room}")
         wanted = outputs(logits, n)
         keep: list[Any] = [wanted]
         batch = ffi.new("llama_batch *")
@@ -151,7 +154,7 @@ class RefContext:
         return np.frombuffer(data, np.float32).reshape(shape).copy()
 
     def state_get(self, seq_id: int | None = None, *, partial: bool = False) -> bytes:
-        """The whole state, or one sequence's (partial: only what a sliding window or recurrent part holds)."""
+        """The whole state, or one sequence's. partial: only what a window or recurrent part holds."""
         ffi, lib = self.library.ffi, self.library.lib
         if seq_id is None:
             size = lib.llama_state_get_size(self.ptr)
@@ -220,12 +223,11 @@ class RefContext:
         self.library.lib.llama_perf_context_reset(self.ptr)
 
     def _on_eval(self, tensor: Any, ask: bool) -> bool:
-        name = self.library.ffi.string(tensor.name).decode()
         wanted = self.params.capture
         if wanted is None:
             return False
         lib, label = self.library.lib, self._label
-        # only leaves: a computed source may have been overwritten in place; weights may not be readable (repacked)
+        # only leaves: a computed source may have been overwritten in place; repacked weights cannot be read
         leaves = [s for s in tensor.src if s and s.op == lib.GGML_OP_NONE]
         named = {label(s): s for s in leaves if not label(s).endswith((".weight", ".bias"))}
         named[label(tensor)] = tensor

@@ -1,4 +1,4 @@
-"""Loads the compiled oracle module, makes sure there is one libggml in the process, captures the reference's log.
+"""Loads the compiled oracle module, makes sure there is one libggml in the process, captures the log.
 
 Knows nothing of models or contexts. Upstream: llama.h, llama_log_set.
 """
@@ -72,7 +72,7 @@ class Library:
 
 
 def mapped_libraries(part: str) -> set[Path]:
-    """The files mapped into this process whose name begins with `part` (Linux; elsewhere nothing is known)."""
+    """The files mapped into this process whose name begins with `part`; nothing where /proc is missing."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return set()

@@ -92,12 +92,12 @@ class RefMemory:
         return bool(self.library.lib.llama_memory_can_shift(self._mem))
 
     def update(self) -> bool:
-        """Applies pending shifts and stream copies now (internal upstream: llama-context.cpp, memory_update)."""
+        """Applies pending shifts and stream copies now.  Upstream: llama-context.cpp, memory_update."""
         return bool(self.library.lib.oracle_memory_update(self._ctx))
 
     @property
     def parts(self) -> list[Part]:
-        """Base before window, attention before recurrent; empty for a kind of memory the oracle does not know."""
+        """Base before window, attention before recurrent; empty for a kind that the oracle does not know."""
         ffi, lib = self.library.ffi, self.library.lib
         out = []
         for index in range(lib.oracle_n_parts(self._ctx)):

@@ -123,8 +123,9 @@ class RefModel:
 
 
 def tensors_wanted(library: Library, metadata: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes (ggml order, trailing 1s kept out) of every tensor, optional ones too, that a model with this
-    metadata would have. `metadata` is a GGUF file with keys and without tensors.
+    """Names and shapes (ggml order, no trailing 1s) of every tensor, optional ones too, that a model has.
+
+    metadata: a GGUF file with the model's keys and without tensors.
 
     Upstream: llama.cpp, llama_model_init_from_user.
     """

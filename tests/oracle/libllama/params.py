@@ -1,4 +1,4 @@
-"""Every context parameter the tests turn, with the public API's names and values (`None`, names), as llama.cpp's struct.
+"""Every context parameter the tests turn, by the public API's names and values, as llama.cpp's struct.
 
 Upstream: llama.h, llama_context_params.
 """
@@ -18,7 +18,8 @@ FLASH_ATTENTION = {"auto": "AUTO", "off": "DISABLED", "on": "ENABLED", False: "D
 class ContextParams:
     """What a context is made with. `None` leaves the reference's default.
 
-    capture: asked with the name of each graph node (and of its inputs); those it wants land in `RefContext.nodes`.
+    capture: asked with the name of each graph node (and of its inputs); those it wants land in
+    `RefContext.nodes`.
     """
 
     n_ctx: int | None = None
@@ -50,10 +51,26 @@ class ContextParams:
 
 
 COPIED = (
-    "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_threads n_threads_batch kv_unified swa_full offload_kqv op_offload "
-    "embeddings rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow "
-    "yarn_orig_ctx"
-).split()
+    "n_ctx",
+    "n_batch",
+    "n_ubatch",
+    "n_seq_max",
+    "n_rs_seq",
+    "n_threads",
+    "n_threads_batch",
+    "kv_unified",
+    "swa_full",
+    "offload_kqv",
+    "op_offload",
+    "embeddings",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
 
 
 def enum_value(library: Library, prefix: str, name: str) -> int:
