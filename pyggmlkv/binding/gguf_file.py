@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from pyggmlkv._ggml import ffi, lib
 
+from pyggmlkv._ggml import ffi, lib
 from pyggmlkv.errors import GGUFError, GGUFFormatError
 
 from .dtypes import BY_NUMBER, dtype_info
@@ -109,7 +109,7 @@ class GGUFFile(Owner):
             raise GGUFFormatError(f"{self.path}: ggml reads the header differently", path=self.path)
         return handle
 
-    def _read_value(self, key: str, info: KeyInfo) -> MetadataValue:
+    def _read_value(self, info: KeyInfo, n: int) -> MetadataValue:
         handle, i = self._pointer, info.index
         if info.array_type is None:
             if info.type == "str":
@@ -119,13 +119,13 @@ class GGUFFile(Owner):
         if info.array_type == "str":
             get, string = lib.gguf_get_arr_str, ffi.string
             texts: list[str] = [
-                string(get(handle, i, j)).decode("utf-8", "surrogateescape") for j in range(info.n)
+                string(get(handle, i, j)).decode("utf-8", "surrogateescape") for j in range(n)
             ]
             return texts
         dtype = np.dtype(_NUMPY[info.array_type])
-        if not info.n:
+        if not n:
             return np.empty(0, dtype)
-        data = ffi.buffer(lib.gguf_get_arr_data(handle, i), info.n * dtype.itemsize)
+        data = ffi.buffer(lib.gguf_get_arr_data(handle, i), n * dtype.itemsize)
         array = np.frombuffer(data, np.uint8) != 0 if dtype.kind == "b" else np.frombuffer(data, dtype).copy()
         array.flags.writeable = False
         return array

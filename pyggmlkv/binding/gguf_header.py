@@ -109,7 +109,7 @@ class Header:
 class Metadata(Mapping[str, MetadataValue]):
     """Typed values by key, in file order. An array is decoded when it is asked for, and then kept."""
 
-    def __init__(self, keys: Mapping[str, KeyInfo], read: Callable[[str, KeyInfo], MetadataValue]) -> None:
+    def __init__(self, keys: Mapping[str, KeyInfo], read: Callable[[KeyInfo, int], MetadataValue]) -> None:
         self._keys = keys
         self._read = read
         self._values: dict[str, MetadataValue] = {}
@@ -118,7 +118,7 @@ class Metadata(Mapping[str, MetadataValue]):
         if key not in self._values:
             if key not in self._keys:
                 raise GGUFKeyError(f"metadata key '{key}' is not in the file", key=key)
-            self._values[key] = self._read(key, self._keys[key])
+            self._values[key] = self._read(self._keys[key], self._keys[key].n)
         return self._values[key]
 
     def __contains__(self, key: object) -> bool:
@@ -133,6 +133,13 @@ class Metadata(Mapping[str, MetadataValue]):
     def type_name(self, key: str) -> str:
         """`u32`, `str`, `arr[f32]`, ... as the file has it."""
         return self._keys[key].type_name
+
+    def first(self, key: str, n: int) -> MetadataValue:
+        """A value, of an array at most the first `n` elements; the rest is not decoded."""
+        if key in self._values or key not in self._keys:
+            value = self[key]
+            return value[:n] if isinstance(value, (list, np.ndarray)) else value
+        return self._read(self._keys[key], min(n, self._keys[key].n))
 
     def array_length(self, key: str) -> int | None:
         """Elements of an array value, without decoding it; None for a single value."""

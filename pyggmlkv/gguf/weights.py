@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, overload
+from typing import Final, Literal, Self, TypeAlias, overload
 
 from pyggmlkv.backend.placement import BufferTypeList, LayerPlacement
 from pyggmlkv.binding.arena import TensorArena
@@ -28,11 +28,12 @@ Progress: TypeAlias = Callable[[float], bool | None]
 """Gets the loaded fraction, 0 to 1; False (or an exception) stops the load."""
 
 SCALED: Final = frozenset(
-    """attn_q attn_k attn_v attn_output attn_qkv attn_gate ffn_gate ffn_down ffn_up ffn_gate_shexp ffn_down_shexp
-    ffn_up_shexp ssm_in ssm_out ssm_alpha ssm_beta nextn.eh_proj nextn.shared_head_head""".split()
-)
+    ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", "ffn_gate", "ffn_down", "ffn_up",
+     "ffn_gate_shexp", "ffn_down_shexp", "ffn_up_shexp", "ssm_in", "ssm_out", "ssm_alpha", "ssm_beta",
+     "nextn.eh_proj", "nextn.shared_head_head")
+)  # fmt: skip
 """Layer weights that may have a factor beside them, `.scale` and `.input_scale`, of one element."""
-SCALED_EXPERTS: Final = frozenset("ffn_gate_exps ffn_down_exps ffn_up_exps".split())
+SCALED_EXPERTS: Final = frozenset(("ffn_gate_exps", "ffn_down_exps", "ffn_up_exps"))
 """The same, with one factor an expert."""
 
 
@@ -56,7 +57,7 @@ class TensorLoader:
         reader: GGUFReader,
         hparams: HParams,
         placement: LayerPlacement,
-        options: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
+        options: LoadOptions = LoadOptions(),
     ) -> None:
         self.reader = reader
         self.hparams = hparams
@@ -187,7 +188,7 @@ class TensorLoader:
             self._done = True
             self._release()
 
-    def __enter__(self) -> TensorLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

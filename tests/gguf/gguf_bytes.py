@@ -78,7 +78,9 @@ class FileBytes:
             out += t.head(offset, o)
             offset += self._padded(len(t.data))
         out += b"\0" * (self._padded(len(out)) - len(out))
-        return out + b"".join(t.data + b"\0" * (self._padded(len(t.data)) - len(t.data)) for t in self.tensors)
+        return out + b"".join(
+            t.data + b"\0" * (self._padded(len(t.data)) - len(t.data)) for t in self.tensors
+        )
 
     def _padded(self, n: int) -> int:
         return -(-n // self.alignment) * self.alignment
