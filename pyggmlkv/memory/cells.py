@@ -356,7 +356,7 @@ class Cells:
         return ids_of(np.array([np.bitwise_or.reduce(row[:n] & keep) for row in self._rows]))
 
     def _empty(self, gone: Bool, *, no_seq: bool = False) -> int | None:
-        """Empties the marked cells (`no_seq`: no sets are left in them); totals per sequence are the caller's."""
+        """Empties the marked cells (`no_seq`: no sets are left there). Totals per sequence: the caller's."""
         n, n_gone = gone.size, int(np.count_nonzero(gone))
         if n_gone == 0:
             return None

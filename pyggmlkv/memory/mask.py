@@ -1,13 +1,14 @@
 """Which cells a query may see, and the KQ masks that say so: 0 or -|distance| where visible, -inf elsewhere.
 
-Decides by positions and sequence sets only, never by a cell's index. Rows of a sequence differ in few columns:
-one row is written and copied, and only columns at the edges are corrected row by row.
-Upstream: llama-hparams.h, is_masked_swa; llama-kv-cache.cpp, set_input_kq_mask; llama-graph.cpp, attn_no_cache.
+Decides by positions and sequence sets only, never by a cell's index. Rows of a sequence differ in few
+columns, so one row is written and copied, and only columns at the edges are corrected row by row. Upstream:
+llama-hparams.h, is_masked_swa; llama-kv-cache.cpp, set_input_kq_mask; llama-graph.cpp, attn_no_cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -60,12 +61,15 @@ class SlidingWindow:
         return not self.first_visible(pos_query) <= pos_key <= self.last_visible(pos_query)
 
 
+NO_WINDOW = SlidingWindow()
+
+
 @dataclass(frozen=True, slots=True)
 class MaskRule:
     """What hides a key from a query of its own sequence; with `use_alibi`, visible entries are distances."""
 
     causal: bool = True
-    window: SlidingWindow = SlidingWindow()
+    window: SlidingWindow = NO_WINDOW
     use_alibi: bool = False
 
 
@@ -147,7 +151,8 @@ def _rows_of(out: Mask, n_tokens: int) -> Mask:
     if not out.flags.c_contiguous or out.size != n_tokens * out.shape[-1]:
         raise ShapeError(
             f"mask: array {out.shape} given, a contiguous one of {n_tokens} rows (tokens) expected",
-            **{"shape": out.shape, "n_tokens": n_tokens},
+            shape=out.shape,
+            n_tokens=n_tokens,
         )
     return out.reshape(n_tokens, -1)
 
@@ -228,28 +233,38 @@ def _write_base(out: Mask, rows: Rows, visible: Bool) -> None:
 def _write_distances(out: Mask, rows: Rows, keys: _Keys, queries: _Queries, ever: Bool) -> None:
     """-|key - query| in the `ever` columns, -inf in the others."""
     index = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+    if len(index) >= MAX_RUNS and _write_table(out, index, keys, queries.pos, ever):
+        return
+    hidden = ~ever
+    with np.errstate(over="ignore"):
+        for i, query in zip(index, queries.pos.tolist(), strict=True):
+            out[i] = -np.abs(keys.pos - np.int32(query))
+            np.copyto(out[i], -np.inf, where=hidden)
+
+
+def _write_table(out: Mask, index: Sequence[int], keys: _Keys, query: I64, ever: Bool) -> bool:
+    """Same where cells with consecutive positions lie together: pieces of one table, moved from row to row.
+
+    False, and nothing written, where there are too many such runs.
+    """
     cols = np.flatnonzero(ever)
     pos = keys.pos[cols].astype(np.int64)
     cuts = np.flatnonzero((np.diff(cols) != 1) | (np.diff(pos) != 1)) + 1
-    span = max(keys.hi, int(queries.pos.max())) - min(keys.lo, int(queries.pos.min()))
+    span = max(keys.hi, int(query.max())) - min(keys.lo, int(query.min()))
+    if cuts.size >= MAX_RUNS or span > MAX_SPAN:
+        return False
     with np.errstate(over="ignore"):
-        if cuts.size >= MAX_RUNS or len(index) < MAX_RUNS or span > MAX_SPAN:
-            hidden = ~ever
-            for i, query in zip(index, queries.pos.tolist(), strict=True):
-                out[i] = -np.abs(keys.pos - np.int32(query))
-                np.copyto(out[i], -np.inf, where=hidden)
-            return
-        # columns with consecutive positions are a piece of one table, moved along from row to row
         table = -np.abs(np.arange(-span, span + 1)).astype(np.float32).astype(out.dtype)
-    out[rows] = -np.inf
     begins, ends = np.r_[0, cuts], np.r_[cuts, cols.size]
     runs = list(
         zip(cols[begins].tolist(), (ends - begins).tolist(), (pos[begins] + span).tolist(), strict=True)
     )
-    for i, query in zip(index, queries.pos.tolist(), strict=True):
+    for i, q in zip(index, query.tolist(), strict=True):
         row = out[i]
+        row.fill(-np.inf)
         for col, n, at in runs:
-            row[col : col + n] = table[at - query : at - query + n]
+            row[col : col + n] = table[at - q : at - q + n]
+    return True
 
 
 def _write_edge(out: Mask, rows: Rows, edge: I64, visible: Bool, rule: MaskRule) -> None:
@@ -258,7 +273,7 @@ def _write_edge(out: Mask, rows: Rows, edge: I64, visible: Bool, rule: MaskRule)
     cuts = np.flatnonzero(np.diff(edge) != 1) + 1
     if isinstance(rows, slice) and cuts.size < MAX_RUNS:
         starts = [0, *cuts.tolist(), edge.size]
-        for a, b in zip(starts, starts[1:], strict=False):
+        for a, b in itertools.pairwise(starts):
             np.copyto(out[rows, int(edge[a]) : int(edge[a]) + b - a], value, where=where[:, a:b])
         return
     grid = np.ix_(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows, edge)

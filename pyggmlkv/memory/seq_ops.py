@@ -15,7 +15,7 @@ import numpy as np
 from pyggmlkv.errors import SequenceError
 from pyggmlkv.memory.cells import Cells
 from pyggmlkv.memory.extents import POS_MAX
-from pyggmlkv.memory.mask import SlidingWindow
+from pyggmlkv.memory.mask import NO_WINDOW, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class StreamsSpec:
     """Size and rules of a memory's cells: `kv_size` cells per stream, sequence ids below `n_seq_max`.
 
     `shift`: what `seq_div` adds to the pending shift. "upstream" adds the change of position with its sign
-    turned, as the pinned llama.cpp does; "pure" adds the change itself, so that keys turn to where they belong.
+    turned, as the pinned llama.cpp does; "pure" adds the change itself, so that keys turn to where they are.
     """
 
     kv_size: int
     n_seq_max: int = 1
     n_stream: int = 1
     n_pos_per_embd: int = 1
-    window: SlidingWindow = SlidingWindow()
+    window: SlidingWindow = NO_WINDOW
     shift: Literal["upstream", "pure"] = "upstream"
     name: str = "kv"
 
@@ -97,7 +97,7 @@ class CellStreams:
     def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
         """Gives sequence `dst` the cells of `src` in [p0, p1). Between streams all of `src` replaces `dst`.
 
-        Raises: SequenceError for an id out of range, or a range between streams that leaves cells of `src` out.
+        Raises: SequenceError for a wrong id, or a range between streams that leaves out cells of `src`.
         Differs: upstream compares such a range with the buffer size and aborts.
         """
         p0, p1 = _range(p0, p1)
@@ -130,8 +130,9 @@ class CellStreams:
             moved = cells.pos[cells.find(seq_id, p0, p1)]
             if moved.size and int(moved.max()) + delta > POS_MAX:
                 raise SequenceError(
-                    f"seq_add: {delta} moves position {int(moved.max())} of sequence {seq_id} beyond {POS_MAX}",
-                    **{"seq_id": seq_id, "delta": delta},
+                    f"seq_add: {delta} moves position {int(moved.max())} of sequence {seq_id} past {POS_MAX}",
+                    seq_id=seq_id,
+                    delta=delta,
                 )
         freed = cells.seq_add(seq_id, p0, p1, delta)
         self.heads[s] = 0 if freed is None else freed
@@ -184,7 +185,8 @@ class CellStreams:
         if not 0 <= seq_id < self.spec.n_seq_max:
             raise SequenceError(
                 f"{op}: sequence id {seq_id} given, 0 to {self.spec.n_seq_max - 1} expected (n_seq_max)",
-                **{"seq_id": seq_id, "n_seq_max": self.spec.n_seq_max},
+                seq_id=seq_id,
+                n_seq_max=self.spec.n_seq_max,
             )
         return self.seq_to_stream[seq_id]
 
@@ -198,9 +200,12 @@ class CellStreams:
         lo, hi = cells.seq_pos_min(src), cells.seq_pos_max(src)
         if lo is not None and hi is not None and ((p0 or 0) > lo or (p1 is not None and p1 <= hi)):
             raise SequenceError(
-                f"seq_cp: sequences {src} and {dst} are in different streams, so a copy takes the whole buffer: "
-                f"[{p0}, {p1}) must cover all positions {lo} .. {hi} of sequence {src}; use None, None",
-                **{"src": src, "dst": dst, "p0": p0, "p1": p1},
+                f"seq_cp: sequences {src} and {dst} are in different streams, so a copy takes the whole "
+                f"buffer: [{p0}, {p1}) must cover positions {lo} .. {hi} of sequence {src}; use None, None",
+                src=src,
+                dst=dst,
+                p0=p0,
+                p1=p1,
             )
         self.stream_copies.append((s0, s1))
         target.clear()

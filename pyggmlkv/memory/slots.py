@@ -82,7 +82,7 @@ class Journal:
 def find_slot(streams: CellStreams, ubatch: UBatch, cont: bool = False) -> SlotInfo | None:
     """Cells for the ubatch, or None. Changes nothing.
 
-    With `cont` the tokens of a stream take one run of cells, else the next usable cells in circular order from
+    With `cont` the tokens of a stream take one run of cells, else the next usable ones in circular order from
     the head. Usable is an empty cell, or one whose only sequence has moved its window past it.
     """
     if streams.n_stream == 1:
@@ -237,7 +237,11 @@ def _no_slot(streams: CellStreams, ubatch: UBatch, index: int) -> NoSlotError:
     return NoSlotError(
         f"{name}: no slot for ubatch {index}: {n} cells needed, {free} of {size} free in its fullest stream; "
         f"remove or shorten sequences, or make the cache larger",
-        **{"part": name, "ubatch": index, "needed": n, "free": free, "size": size},
+        part=name,
+        ubatch=index,
+        needed=n,
+        free=free,
+        size=size,
     )
 
 

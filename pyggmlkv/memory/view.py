@@ -24,8 +24,8 @@ MANY, OTHER, FREE = "*", "+", "."
 class CellsView:
     """Counts over all streams; arrays are (n_stream, n_cells).
 
-    `token_count` counts a cell once for each of its sequences. `max_contiguous` is the longest run of free cells in
-    any stream, `max_contiguous_stream` and `max_contiguous_idx` say where it begins (None without a free cell).
+    `token_count` counts a cell once for each of its sequences. `max_contiguous` is the longest run of free
+    cells in any stream; `max_contiguous_stream` and `max_contiguous_idx` say where it begins, None if full.
     """
 
     n_cells: int
@@ -60,8 +60,8 @@ def view(streams: CellStreams) -> CellsView:
 def render(streams: CellStreams, max_rows: int = 64) -> str:
     """The cells as text, 64 a row: a sequence's id (0-9a-z, + above), * for several sequences, . for free.
 
-    A line of ^ below marks cells that wait for a K-shift. At most `max_rows` rows are drawn for each stream; of
-    equal rows in a run only the first.
+    A line of ^ below marks cells that wait for a K-shift. At most `max_rows` rows are drawn of each stream,
+    and only the first of equal ones in a run.
     """
     legend = "0-9a-z sequence, + id above 35, * several, . free, ^ shift pending, > head"
     lines = [f"{streams.spec.name}: {streams.n_stream} x {streams.size} cells  ({legend})"]
