@@ -73,15 +73,13 @@ def _walk_starts(c: Cursor, n: int, rule: CellRule, n_ext: int) -> I64:
     words = c.data[c.offset : c.offset + c.left // 4 * 4].cast("I")
     starts, at, end, most = [0] * n, 0, len(words), rule.n_seq_max
     for i in range(n):
-        if at + 2 + n_ext > end:
-            c.fail(f"cell {i}", "a whole record", "the end of the data", at=c.offset + 4 * at)
-        n_ids = words[at + 1]
+        n_ids = words[at + 1] if at + 2 <= end else 1
         if not 1 <= n_ids <= most:
             c.fail(f"cell {i} n_seq_id", f"1 to {most}", n_ids, at=c.offset + 4 * (at + 1))
         starts[i] = at
         at += 2 + n_ext + n_ids
-    if at > end:
-        c.fail(f"cell {n - 1}", "a whole record", "the end of the data", at=c.offset + 4 * starts[-1])
+        if at > end:
+            c.fail(f"cell {i}", "a whole record", "the end of the data", at=c.offset + 4 * starts[i])
     c.offset += 4 * at
     return np.array(starts, np.int64)
 
