@@ -102,7 +102,7 @@ class TokenSequences:
 
     def present_in(self, flat: I32) -> Presence:
         """Which ids occur in `flat`, a part of this batch's ids."""
-        if self.seq_id is not None:
+        if self.seq_id is not None or len(flat) == len(self.flat):
             return self.presence
         return presence_of(flat, self.n_seq_max)
 

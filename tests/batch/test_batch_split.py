@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracle.batch_naive import Chunk, NaiveBatch, Refused, prepare
 
 from pyggmlkv.batch import MAX_SEQ, Batch, BatchAllocator, BatchLimits, UBatch
 from pyggmlkv.errors import BatchError
+from tests.oracle.batch_naive import Chunk, NaiveBatch, Refused, prepare
 
 N_SEQ_MAX = 70
 """More than one word of a sequence set."""
@@ -229,6 +229,36 @@ def test_three_sequences_interleaved_with_small_ubatches(split: Split) -> None:
 
 def test_sequential_split_takes_an_id_it_meets_again() -> None:
     compare([[0], [2], [1], [2]], [True] * 4, "sequential", 8)
+
+
+def test_equal_split_holds_back_a_set_that_overlaps_any_chosen_one() -> None:
+    compare([[0], [1], [0, 2]], [True] * 3, "equal", 8)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("seq_id", [0, 63, 64, N_SEQ_MAX - 1])
+def test_one_id_for_all_is_the_same_as_that_id_for_each(split: Split, seq_id: int) -> None:
+    limits = BatchLimits(n_vocab=9, n_embd=1, n_seq_max=N_SEQ_MAX)
+    for given in (seq_id, [seq_id] * 9):
+        allocator = BatchAllocator()
+        allocator.init(Batch(range(9), seq_id=given), limits)
+        naive = prepare([[seq_id]] * 9, None, [False] * 8 + [True], {}, N_SEQ_MAX)
+        while (chunk := naive_step(naive, split, 4)) is not None:
+            ubatch = step(allocator, split, 4)
+            assert ubatch is not None
+            assert_is(ubatch, chunk, naive)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_next_batch_is_split_by_its_own_sequences(split: Split) -> None:
+    allocator, limits = BatchAllocator(), BatchLimits(n_vocab=9, n_embd=1, n_seq_max=N_SEQ_MAX)
+    for ids in ([[0], [1], [1]], [[1], [1], [0], [2]]):
+        allocator.init(Batch(range(len(ids)), seq_id=ids), limits)
+        naive = prepare(ids, None, [False] * (len(ids) - 1) + [True], {}, N_SEQ_MAX)
+        while (chunk := naive_step(naive, split, 4)) is not None:
+            ubatch = step(allocator, split, 4)
+            assert ubatch is not None
+            assert_is(ubatch, chunk, naive)
 
 
 def test_equal_split_admits_one_set_more_than_n_ubatch() -> None:
