@@ -239,9 +239,9 @@ def test_equal_split_holds_back_a_set_that_overlaps_any_chosen_one() -> None:
 @pytest.mark.parametrize("seq_id", [0, 63, 64, N_SEQ_MAX - 1])
 def test_one_id_for_all_is_the_same_as_that_id_for_each(split: Split, seq_id: int) -> None:
     limits = BatchLimits(n_vocab=9, n_embd=1, n_seq_max=N_SEQ_MAX)
-    for given in (seq_id, [seq_id] * 9):
+    for form in (seq_id, [seq_id] * 9):
         allocator = BatchAllocator()
-        allocator.init(Batch(range(9), seq_id=given), limits)
+        allocator.init(Batch(range(9), seq_id=form), limits)
         naive = prepare([[seq_id]] * 9, None, [False] * 8 + [True], {}, N_SEQ_MAX)
         while (chunk := naive_step(naive, split, 4)) is not None:
             ubatch = step(allocator, split, 4)
