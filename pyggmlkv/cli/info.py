@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pyggmlkv.cli import arguments, output
 
-if TYPE_CHECKING:
-    from pyggmlkv.gguf.reader import GGUFReader
-
 NAME = "info"
-HELP = "show what a model file holds: metadata, tensors, sizes"
+HELP = "show what a model file holds: metadata, hyperparameters, tensors"
 
-_SHOWN = 60
-"""Characters of a value, or entries of an array, that text and JSON show."""
+_SHOWN = 88
+"""Characters of a value that the text shows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,68 +20,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pyggmlkv.gguf.describe import describe
     from pyggmlkv.gguf.reader import GGUFReader
 
     with GGUFReader(args.model) as reader:
         found = describe(reader)
-    if args.json:
-        output.print_json(found)
-        return 0
-    size = f"{output.size(reader.nbytes)} of weights, {reader.n_params / 1e6:.1f} M parameters"
-    print(
-        output.styled(f"{found['name']} ({found['arch']})", "bold")
-        + f": {len(reader.tensors)} tensors, {size}"
-    )
-    print("types: " + ", ".join(f"{n} x {dtype}" for dtype, n in reader.type_counts.items()) + "\n")
-    output.print_columns(((key, _short(value)) for key, value in reader.metadata.items()))
-    if args.tensors:
-        print()
-        rows = [(t.name, t.dtype, list(t.ne), output.size(t.nbytes)) for t in reader.tensors.values()]
-        output.print_columns([("tensor", "type", "[ne]", "size"), *rows])
+        if args.json:
+            output.print_json(found)
+            return 0
+        print_heading(reader.arch, found)
+        for title in ("hparams", "metadata"):
+            values = found[title]
+            if isinstance(values, dict):
+                print("\n" + output.styled(title, "bold"))
+                output.print_columns(((key, _short(value)) for key, value in values.items()), indent=2)
+        if args.tensors:
+            print("\n" + output.styled("tensors", "bold"))
+            rows = ((t.name, t.dtype, list(t.ne), output.size(t.nbytes)) for t in reader.tensors.values())
+            output.print_columns(rows, indent=2)
     return 0
 
 
-def describe(reader: GGUFReader) -> dict[str, object]:
-    """What `--json` prints; long arrays are given by their length and their first entries."""
-    return {
-        "path": os.path.abspath(reader.path),
-        "arch": reader.arch,
-        "name": str(reader.metadata.get("general.name", os.path.basename(reader.path))),
-        "n_params": reader.n_params,
-        "nbytes": reader.nbytes,
-        "types": dict(reader.type_counts),
-        "metadata": _metadata(reader.metadata),
-        "tensors": [
-            {"name": t.name, "dtype": t.dtype, "ne": list(t.ne), "nbytes": t.nbytes}
-            for t in reader.tensors.values()
-        ],
-    }
-
-
-def _metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    return {key: _entries(value) for key, value in metadata.items()}
-
-
-def _entries(value: object) -> object:
-    values = _as_list(value)
-    if values is None or len(values) <= _SHOWN:
-        return value if values is None else values
-    return {"n": len(values), "first": values[:_SHOWN]}
-
-
-def _as_list(value: object) -> list[object] | None:
-    """The entries of a list or an array; None for a plain value."""
-    if isinstance(value, str | int | float | bool):
-        return None
-    to_list = getattr(value, "tolist", None)
-    found = to_list() if callable(to_list) else value
-    return found if isinstance(found, list) else None
+def print_heading(arch: str, found: Mapping[str, object]) -> None:
+    """Name, sizes and element types, in two lines."""
+    n_params, nbytes, types = found["n_params"], found["nbytes"], found["types"]
+    assert isinstance(n_params, int) and isinstance(nbytes, int) and isinstance(types, dict)
+    print(output.styled(str(found["name"] or found["path"]), "bold") + f": architecture {arch}")
+    print(
+        f"{n_params / 1e6:.1f} M parameters in {output.size(nbytes)}, {found['bits_per_weight']} bits per weight"
+    )
+    print("types: " + ", ".join(f"{kind['tensors']} x {dtype}" for dtype, kind in types.items()))
 
 
 def _short(value: object) -> str:
-    values = _as_list(value)
-    if values is None:
-        text = repr(value) if isinstance(value, str) else str(value)
+    """A value in one line: long arrays by their length and first entries."""
+    if isinstance(value, dict) and "length" in value:
+        text = f"{value['length']} x {value['type']}: {', '.join(map(repr, value['first']))}, ..."
     else:
-        text = f"{len(values)} entries: {', '.join(map(repr, values[:8]))}"
-    return text if len(text) <= _SHOWN + 30 else text[: _SHOWN + 29] + "…"
+        text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
