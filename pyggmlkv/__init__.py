@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyggmlkv.batch import Batch as Batch
     from pyggmlkv.context import Context as Context
-    from pyggmlkv.memory.create import KVCache as KVCache
-    from pyggmlkv.models.model import Model as Model
+    from pyggmlkv.memory.kv import KVCache as KVCache
+    from pyggmlkv.model import Model as Model
 
 _HOMES: dict[str, str] = {
     "Batch": "pyggmlkv.batch",
     "Context": "pyggmlkv.context",
-    "KVCache": "pyggmlkv.memory.create",
-    "Model": "pyggmlkv.models.model",
+    "KVCache": "pyggmlkv.memory.kv",
+    "Model": "pyggmlkv.model",
     "errors": "",
 }
 

@@ -47,7 +47,11 @@ class TensorArena(Owner):
                 f"TensorArena: sizes must not be negative, got n_tensors={n_tensors}, graph_nodes={graph_nodes}, "
                 f"data_bytes={data_bytes}"
             )
-        graph_bytes = int(lib.ggml_graph_overhead_custom(graph_nodes, False)) if 0 < graph_nodes < 2**31 else graph_nodes
+        graph_bytes = (
+            int(lib.ggml_graph_overhead_custom(graph_nodes, False))
+            if 0 < graph_nodes < 2**31
+            else graph_nodes
+        )
         data_total = data_bytes + n_tensors * _DATA_HEADER if data_bytes else 0
         total = n_tensors * TENSOR_OVERHEAD + graph_bytes + data_total + MEM_ALIGN
         if total > _MAX_BYTES:
@@ -113,7 +117,9 @@ class TensorArena(Owner):
         for size in ne[1:]:
             n_bytes *= size
         if n_bytes > _MAX_BYTES:
-            raise ShapeError(f"new_tensor: {list(ne)} of {info.name} is {n_bytes} bytes, too many to address", ne=ne)
+            raise ShapeError(
+                f"new_tensor: {list(ne)} of {info.name} is {n_bytes} bytes, too many to address", ne=ne
+            )
         if self._room < 1:
             raise self._full(1)
         tensor = self._made(lib.ggml_new_tensor(pointer, info.number, len(ne), ne))
@@ -213,7 +219,9 @@ class TensorArena(Owner):
             raise self._stale()
         for arena, live in self._foreign.items():
             if not live:
-                raise ClosedError("a graph reads tensors of an arena that was closed or reset", arena=repr(arena))
+                raise ClosedError(
+                    "a graph reads tensors of an arena that was closed or reset", arena=repr(arena)
+                )
             if arena._foreign and arena is not self:
                 arena._check_operands()
             elif arena._buffers:

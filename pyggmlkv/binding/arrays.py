@@ -27,7 +27,7 @@ _FLOAT_ARRAYS = frozenset("efd")  # NumPy's character codes of float16, float32,
 class _Memory:
     """Whose memory a tensor lies in, and what may be done with it."""
 
-    __slots__ = ("resource", "is_host", "readonly", "bare")
+    __slots__ = ("bare", "is_host", "readonly", "resource")
 
     def __init__(self, resource: Resource, is_host: bool, readonly: bool, bare: bool) -> None:
         self.resource = resource
@@ -40,7 +40,9 @@ def _memory(tensor: Tensor) -> _Memory:
     """Raises: BindingError if the tensor has no memory, ClosedError if it is gone."""
     pointer = tensor._pointer
     if pointer.data == ffi.NULL:
-        raise BindingError(f"{tensor!r} has no memory yet: allocate it in a Buffer or with Scheduler.alloc_graph")
+        raise BindingError(
+            f"{tensor!r} has no memory yet: allocate it in a Buffer or with Scheduler.alloc_graph"
+        )
     arena = tensor._root_arena()
     where = pointer.buffer
     if where == ffi.NULL:
@@ -54,7 +56,9 @@ def _memory(tensor: Tensor) -> _Memory:
     if not resource.live:
         raise resource.error()
     if not current:
-        raise ClosedError(f"the memory of {tensor!r} was given to a newer graph of its Scheduler; read it before")
+        raise ClosedError(
+            f"the memory of {tensor!r} was given to a newer graph of its Scheduler; read it before"
+        )
     return _Memory(resource, bool(lib.ggml_backend_buffer_is_host(where)), False, False)
 
 
@@ -122,7 +126,9 @@ def _rows(tensor: Tensor, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """(ne3, ne2, ne1, row bytes) view of `raw`, whose rows lie as in the tensor."""
     info = tensor.dtype_info
     if tensor.nb[0] != info.type_size:
-        raise DTypeError(f"{tensor!r} is quantised and permuted in its first dimension: its blocks cannot be read")
+        raise DTypeError(
+            f"{tensor!r} is quantised and permuted in its first dimension: its blocks cannot be read"
+        )
     row = tensor.ne[0] // info.block_size * info.type_size
     shape = (tensor.ne[3], tensor.ne[2], tensor.ne[1], row)
     return np.lib.stride_tricks.as_strided(raw, shape, (tensor.nb[3], tensor.nb[2], tensor.nb[1], 1))
@@ -171,7 +177,9 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 def write(tensor: Tensor, values: npt.ArrayLike) -> None:
     """See `Tensor.set`."""
     array = np.asarray(values)
-    if array.shape != tensor.shape and _without_leading_ones(array.shape) != _without_leading_ones(tensor.shape):
+    if array.shape != tensor.shape and _without_leading_ones(array.shape) != _without_leading_ones(
+        tensor.shape
+    ):
         raise ShapeError(
             f"{tensor!r} is {tensor.shape} in NumPy order, the array is {array.shape}",
             expected=tensor.shape,
@@ -202,7 +210,9 @@ def write(tensor: Tensor, values: npt.ArrayLike) -> None:
 def copy(target: Tensor, source: Tensor) -> None:
     """See `Tensor.copy_from`."""
     if target.ne != source.ne or target._type != source._type or target.nb != source.nb:
-        raise ShapeError(f"copy_from: layouts differ: {target!r} nb {target.nb} from {source!r} nb {source.nb}")
+        raise ShapeError(
+            f"copy_from: layouts differ: {target!r} nb {target.nb} from {source!r} nb {source.nb}"
+        )
     into, out_of = _memory(target), _memory(source)
     if into.readonly:
         raise BindingError(f"{target!r} lies in read-only memory")
@@ -215,7 +225,9 @@ def copy(target: Tensor, source: Tensor) -> None:
 def _checked_range(tensor: Tensor, offset: int, n: int) -> None:
     total = tensor.nbytes
     if offset < 0 or n < 0 or offset + n > total:
-        raise ShapeError(f"bytes {offset} to {offset + n} are outside of {tensor!r}, {total} bytes", offset=offset, n=n)
+        raise ShapeError(
+            f"bytes {offset} to {offset + n} are outside of {tensor!r}, {total} bytes", offset=offset, n=n
+        )
 
 
 def read_bytes(tensor: Tensor, offset: int, n: int | None) -> bytes:

@@ -34,7 +34,9 @@ def check_status(status: int, what: str) -> None:
         return
     text = ffi.string(lib.ggml_status_to_string(status)).decode()
     aborted = status == lib.GGML_STATUS_ABORTED
-    raise ComputeError(f"{what}: {'stopped by the abort callback' if aborted else text}", aborted=aborted, status=text)
+    raise ComputeError(
+        f"{what}: {'stopped by the abort callback' if aborted else text}", aborted=aborted, status=text
+    )
 
 
 class ThreadPool(Owner):
@@ -54,7 +56,9 @@ class ThreadPool(Owner):
     ) -> None:
         limit = int(lib.GGML_MAX_N_THREADS)
         if not 1 <= n_threads <= limit:
-            raise BindingError(f"ThreadPool: n_threads must be 1 to {limit}, got {n_threads}", n_threads=n_threads)
+            raise BindingError(
+                f"ThreadPool: n_threads must be 1 to {limit}, got {n_threads}", n_threads=n_threads
+            )
         if not 0 <= poll <= 100:
             raise BindingError(f"ThreadPool: poll must be 0 to 100, got {poll}", poll=poll)
         if any(not 0 <= cpu < limit for cpu in cpus):
@@ -67,10 +71,14 @@ class ThreadPool(Owner):
             "realtime": lib.GGML_SCHED_PRIO_REALTIME,
         }
         if priority not in priorities:
-            raise BindingError(f"ThreadPool: priority must be one of {', '.join(priorities)}, got {priority!r}")
+            raise BindingError(
+                f"ThreadPool: priority must be one of {', '.join(priorities)}, got {priority!r}"
+            )
         Resource.refuse_after_fork()
         registry = _cpu_registry()
-        make = proc_address(registry, "ggml_threadpool_new", "ggml_threadpool_t (*)(struct ggml_threadpool_params *)")
+        make = proc_address(
+            registry, "ggml_threadpool_new", "ggml_threadpool_t (*)(struct ggml_threadpool_params *)"
+        )
         free = proc_address(registry, "ggml_threadpool_free", "void (*)(ggml_threadpool_t)")
         if make is None or free is None:
             raise BindingError("the CPU backend of this build has no thread pools")
@@ -91,7 +99,8 @@ class ThreadPool(Owner):
 
 
 def _cpu_registry() -> Any:
-    from pyggmlkv.binding.device import cpu_device  # devices know backends, not the other way round, but for this
+
+    from pyggmlkv.binding.device import cpu_device
 
     return lib.ggml_backend_dev_backend_reg(cpu_device()._p)
 
@@ -131,7 +140,9 @@ class Backend(Owner):
     def set_threadpool(self, pool: ThreadPool | None) -> None:
         """Run on the threads of `pool`; closing the pool detaches it. Raises: BindingError if it cannot have one."""
         pointer = self._pointer
-        function = self._function("ggml_backend_cpu_set_threadpool", "void (*)(ggml_backend_t, ggml_threadpool_t)")
+        function = self._function(
+            "ggml_backend_cpu_set_threadpool", "void (*)(ggml_backend_t, ggml_threadpool_t)"
+        )
         if function is None:
             if pool is not None:
                 raise BindingError(f"backend {self.name} has no thread pool", backend=self.name)
@@ -179,13 +190,17 @@ class Backend(Owner):
         for tensor in (*graph.nodes, *graph.leafs):
             p = tensor._p
             if p.data == ffi.NULL:
-                raise BindingError(f"{tensor!r} has no memory; allocate it, or run the graph with a Scheduler")
+                raise BindingError(
+                    f"{tensor!r} has no memory; allocate it, or run the graph with a Scheduler"
+                )
             if p.buffer != ffi.NULL and not lib.ggml_backend_supports_buft(
                 resource.pointer, lib.ggml_backend_buffer_get_type(p.buffer)
             ):
                 raise BindingError(f"{tensor!r} lies in memory that backend {self.name} cannot use")
             if not lib.ggml_backend_supports_op(resource.pointer, p):
-                raise UnsupportedOpError(f"backend {self.name} cannot run {tensor!r}", op=tensor.op, name=tensor.name)
+                raise UnsupportedOpError(
+                    f"backend {self.name} cannot run {tensor!r}", op=tensor.op, name=tensor.name
+                )
         self._compute(resource, pointer, graph)
 
     def _compute(self, resource: Resource, pointer: Any, graph: ComputeGraph) -> None:

@@ -72,7 +72,9 @@ class BufferType:
         if nbytes < 0:
             raise ShapeError(f"a buffer cannot have {nbytes} bytes", nbytes=nbytes)
         if nbytes > min(self.max_size, 2**62):
-            raise DeviceMemoryError(f"{self.name}: a buffer has at most {self.max_size} bytes, {nbytes} wanted")
+            raise DeviceMemoryError(
+                f"{self.name}: a buffer has at most {self.max_size} bytes, {nbytes} wanted"
+            )
         Resource.refuse_after_fork()
         pointer = lib.ggml_backend_buft_alloc_buffer(self._p, nbytes)
         if pointer == ffi.NULL:
@@ -92,9 +94,15 @@ class BufferType:
         if nbytes == 0:
             return self._of_empty_tensors(arena)
         for tensor in arena.tensors():
-            size = self.alloc_size(tensor) if tensor._p.data == ffi.NULL and tensor._p.view_src == ffi.NULL else 0
+            size = (
+                self.alloc_size(tensor)
+                if tensor._p.data == ffi.NULL and tensor._p.view_src == ffi.NULL
+                else 0
+            )
             if size > min(self.max_size, 2**62):
-                raise DeviceMemoryError(f"{self.name}: {tensor!r} needs {size} bytes, at most {self.max_size} fit")
+                raise DeviceMemoryError(
+                    f"{self.name}: {tensor!r} needs {size} bytes, at most {self.max_size} fit"
+                )
         unplaced = [t for t in arena.tensors() if t._p.buffer == ffi.NULL]
         raw = lib.ggml_backend_alloc_ctx_tensors_from_buft(pointer, self._p)
         if raw == ffi.NULL:
@@ -148,12 +156,16 @@ class Buffer(Owner):
         start = int(ffi.cast("uintptr_t", held))
         alignment = device.buffer_type.alignment
         if start % alignment:
-            raise BindingError(f"host memory must start at a multiple of {alignment} bytes", alignment=alignment)
+            raise BindingError(
+                f"host memory must start at a multiple of {alignment} bytes", alignment=alignment
+            )
         pointer = lib.ggml_backend_dev_buffer_from_host_ptr(
             device._p, ffi.cast("void *", start), len(held), max_tensor_size
         )
         if pointer == ffi.NULL:
-            raise DeviceMemoryError(f"device {device.name} could not use {len(held)} bytes of host memory in place")
+            raise DeviceMemoryError(
+                f"device {device.name} could not use {len(held)} bytes of host memory in place"
+            )
         return cls(pointer, readonly=memoryview(memory).readonly, keep=held)
 
     def _serve(self, arena: TensorArena, pointers: set[Any]) -> None:
@@ -214,7 +226,9 @@ class Buffer(Owner):
         else:
             alignment = int(lib.ggml_backend_buffer_get_alignment(pointer))
             if offset < 0 or offset % alignment:
-                raise BindingError(f"place: offset {offset} is not a multiple of {alignment} bytes", offset=offset)
+                raise BindingError(
+                    f"place: offset {offset} is not a multiple of {alignment} bytes", offset=offset
+                )
             needed = int(lib.ggml_backend_buffer_get_alloc_size(pointer, t))
             if offset + needed > self.nbytes:
                 raise ShapeError(

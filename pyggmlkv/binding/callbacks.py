@@ -37,7 +37,7 @@ class StoredError:
 class AbortGate:
     """Stops a run: at once with `stop()`, from any thread; or when `function`, asked once in `interval_ms`, says so."""
 
-    __slots__ = ("_function", "_stored", "_handle", "state", "function", "__weakref__")
+    __slots__ = ("__weakref__", "_function", "_handle", "_stored", "function", "state")
 
     def __init__(self, function: Callable[[], bool] | None = None, interval_ms: float = 20.0) -> None:
         self._function = function
@@ -67,7 +67,7 @@ class AbortGate:
         """Called from C."""
         try:
             return self._function is not None and bool(self._function())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised again once C has returned)
             self._stored.store(error)
             return True
 
@@ -78,7 +78,7 @@ class EvalWatch:
     With `ask` the answer says whether the node is wanted; without, its data is there, and False stops the run.
     """
 
-    __slots__ = ("_function", "_stored", "handle", "arena", "stopped")
+    __slots__ = ("_function", "_stored", "arena", "handle", "stopped")
 
     def __init__(self, function: Callable[[Tensor, bool], bool]) -> None:
         self._function = function
@@ -103,7 +103,7 @@ class EvalWatch:
             return False
         try:
             answer = bool(self._function(self.arena._wrap(pointer), ask))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised again once C has returned)
             self._stored.store(error)
             self.stopped = True
             return False

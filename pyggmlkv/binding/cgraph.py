@@ -21,7 +21,7 @@ class ComputeGraph:
     Raises: ShapeError; ArenaFullError if the arena was made with too few `graph_nodes`.
     """
 
-    __slots__ = ("arena", "size", "_p", "_live", "checked")
+    __slots__ = ("_live", "_p", "arena", "checked", "size")
 
     def __init__(self, ctx: TensorArena, size: int = 2048) -> None:
         pointer = ctx._pointer

@@ -123,7 +123,9 @@ class Device:
     def extra_buffer_types(self) -> tuple[BufferType, ...]:
         """Kinds of memory that hold weights in a repacked layout, in the order libllama tries them."""
         registry = lib.ggml_backend_dev_backend_reg(self._p)
-        function = proc_address(registry, "ggml_backend_dev_get_extra_bufts", "ggml_backend_dev_get_extra_bufts_t")
+        function = proc_address(
+            registry, "ggml_backend_dev_get_extra_bufts", "ggml_backend_dev_get_extra_bufts_t"
+        )
         if function is None:
             return ()
         kinds = function(self._p)

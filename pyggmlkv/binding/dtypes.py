@@ -31,7 +31,16 @@ class DTypeInfo:
 
 
 _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
-    {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "f64": "<f8", "i8": "<i1", "i16": "<i2", "i32": "<i4", "i64": "<i8"}
+    {
+        "f32": "<f4",
+        "f16": "<f2",
+        "bf16": "<u2",
+        "f64": "<f8",
+        "i8": "<i1",
+        "i16": "<i2",
+        "i32": "<i4",
+        "i64": "<i8",
+    }
 )
 FLOATS: frozenset[str] = frozenset({"f32", "f16", "bf16", "f64"})
 
@@ -97,7 +106,9 @@ def row_size(dtype: str, n: int) -> int:
     """Bytes of a row of `n` elements. Raises: ShapeError if `n` is not a whole number of blocks."""
     info = dtype_info(dtype)
     if n < 0 or n % info.block_size:
-        raise ShapeError(f"{n} elements are not whole blocks of {info.name} ({info.block_size} elements each)", n=n)
+        raise ShapeError(
+            f"{n} elements are not whole blocks of {info.name} ({info.block_size} elements each)", n=n
+        )
     return n // info.block_size * info.type_size
 
 
@@ -113,7 +124,9 @@ def _has_quantize_chunk(info: DTypeInfo) -> bool:
     return info.is_quantized and info.name not in ("q8_1", "q8_K")
 
 
-def quantize(dtype: str, array: npt.NDArray[np.float32], imatrix: npt.NDArray[np.float32] | None = None) -> bytes:
+def quantize(
+    dtype: str, array: npt.NDArray[np.float32], imatrix: npt.NDArray[np.float32] | None = None
+) -> bytes:
     """`array` (..., n_per_row) as bytes of `dtype`, by `ggml_quantize_chunk`; `imatrix` (n_per_row,) weighs columns.
 
     Raises: DTypeError for a type without a quantiser or a missing importance matrix; ShapeError for partial blocks.
@@ -138,7 +151,9 @@ def quantize(dtype: str, array: npt.NDArray[np.float32], imatrix: npt.NDArray[np
             raise ShapeError(f"imatrix is {matrix.shape}, expected ({n_per_row},)", imatrix=matrix.shape)
         weights = ffi.from_buffer("float[]", matrix)
     elif requires_imatrix(dtype):
-        raise DTypeError(f"{info.name} cannot be quantised without an importance matrix: pass imatrix", dtype=info.name)
+        raise DTypeError(
+            f"{info.name} cannot be quantised without an importance matrix: pass imatrix", dtype=info.name
+        )
     values = ffi.from_buffer("float[]", source)
     lib.ggml_quantize_chunk(info.number, values, out, 0, source.size // n_per_row, n_per_row, weights)
     return bytes(ffi.buffer(out))
@@ -153,7 +168,9 @@ def dequantize(dtype: str, data: Any, n: int) -> npt.NDArray[np.float32]:
     needed = row_size(dtype, n)
     source = ffi.from_buffer("uint8_t[]", data)
     if len(source) < needed:
-        raise ShapeError(f"{n} elements of {info.name} need {needed} bytes, got {len(source)}", n=n, given=len(source))
+        raise ShapeError(
+            f"{n} elements of {info.name} need {needed} bytes, got {len(source)}", n=n, given=len(source)
+        )
     if info.name == "f32":
         return np.frombuffer(data, np.float32, n).copy()
     to_float = lib.ggml_get_type_traits(info.number).to_float

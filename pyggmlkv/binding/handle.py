@@ -23,8 +23,19 @@ Release = Callable[[Any], None]
 class Resource:
     """One C object: pointer, how to free it, and the resources that must be freed before it."""
 
-    __slots__ = ("kind", "pointer", "live", "busy", "_release", "_children", "_parents", "_exports", "_state", "_keep",
-                 "__weakref__")  # fmt: skip
+    __slots__ = (
+        "__weakref__",
+        "_children",
+        "_exports",
+        "_keep",
+        "_parents",
+        "_release",
+        "_state",
+        "busy",
+        "kind",
+        "live",
+        "pointer",
+    )  # fmt: skip
 
     # Process-wide by nature: fork and exit concern every C object there is.
     _open: ClassVar[weakref.WeakSet[Resource]] = weakref.WeakSet()
@@ -33,11 +44,18 @@ class Resource:
     _computed: ClassVar[bool] = False
 
     def __init__(
-        self, kind: str, pointer: Any, release: Release | None, parents: Iterable[Resource] = (), keep: object = None
+        self,
+        kind: str,
+        pointer: Any,
+        release: Release | None,
+        parents: Iterable[Resource] = (),
+        keep: object = None,
     ) -> None:
         self.kind = kind
         self.pointer = pointer
-        self.live: list[bool] = [True]  # emptied on close; tensors share it, so a truth test is the whole check
+        self.live: list[bool] = [
+            True
+        ]  # emptied on close; tensors share it, so a truth test is the whole check
         self.busy = 0
         self._release = release
         self._children: dict[int, Resource] = {}
@@ -164,7 +182,9 @@ class Owner:
     _resource: Resource | None = None  # until the C object exists
     _parents: tuple[Owner, ...] = ()
 
-    def _own(self, pointer: Any, release: Release | None, parents: Iterable[Owner] = (), keep: object = None) -> None:
+    def _own(
+        self, pointer: Any, release: Release | None, parents: Iterable[Owner] = (), keep: object = None
+    ) -> None:
         self._parents = tuple(parents)
         self._resource = Resource(
             type(self).__name__, pointer, release, [p._checked_resource() for p in self._parents], keep

@@ -74,7 +74,9 @@ def set_log_level(level: int | str | None) -> None:
         return
     ggml_logger.setLevel(level)
     number = ggml_logger.level
-    passed = [ours for ours, theirs in _LEVELS.items() if theirs >= number and ours != lib.GGML_LOG_LEVEL_NONE]
+    passed = [
+        ours for ours, theirs in _LEVELS.items() if theirs >= number and ours != lib.GGML_LOG_LEVEL_NONE
+    ]
     lib.pyggmlkv_log_threshold = min(passed, default=_SILENT)
 
 

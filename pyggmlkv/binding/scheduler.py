@@ -40,7 +40,9 @@ class Scheduler(Owner):
         self.backends = tuple(backends)
         _check_backends(self.backends, buffer_types)
         if not 0 < graph_size < 2**24:
-            raise BackendError(f"Scheduler: graph_size must be positive, got {graph_size}", graph_size=graph_size)
+            raise BackendError(
+                f"Scheduler: graph_size must be positive, got {graph_size}", graph_size=graph_size
+            )
         n = len(self.backends)
         pointers = ffi.new("ggml_backend_t[]", [b._pointer for b in self.backends])
         kinds = ffi.NULL
@@ -70,7 +72,9 @@ class Scheduler(Owner):
             lib.ggml_backend_sched_reset(resource.pointer)
             ok = lib.ggml_backend_sched_reserve(resource.pointer, pointer)
         if not ok:
-            raise DeviceMemoryError("compute memory for this graph could not be allocated", n_nodes=graph.n_nodes)
+            raise DeviceMemoryError(
+                "compute memory for this graph could not be allocated", n_nodes=graph.n_nodes
+            )
 
     def alloc_graph(self, graph: ComputeGraph) -> None:
         """Give every tensor of `graph` its place; the graph before loses its memory.
@@ -85,7 +89,9 @@ class Scheduler(Owner):
             ok = lib.ggml_backend_sched_alloc_graph(resource.pointer, pointer)
         if not ok:
             lib.ggml_backend_sched_reset(resource.pointer)
-            raise DeviceMemoryError("compute memory for this graph could not be allocated", n_nodes=graph.n_nodes)
+            raise DeviceMemoryError(
+                "compute memory for this graph could not be allocated", n_nodes=graph.n_nodes
+            )
         self._graph = graph
         self._n_nodes = graph.n_nodes
         self._allocation = [True]
@@ -109,7 +115,9 @@ class Scheduler(Owner):
 
     def buffer_type(self, backend: Backend) -> BufferType:
         """Kind of compute memory used on `backend`."""
-        return BufferType(lib.ggml_backend_sched_get_buffer_type(self._pointer, self._checked_backend(backend)))
+        return BufferType(
+            lib.ggml_backend_sched_get_buffer_type(self._pointer, self._checked_backend(backend))
+        )
 
     # -- runs --------------------------------------------------------------------------------------------------
 
@@ -194,7 +202,9 @@ class Scheduler(Owner):
         if self._graph is not None:
             raise BindingError("set_tensor_backend: a graph is allocated; reset() first")
         if not lib.ggml_backend_supports_op(target, tensor._pointer):
-            raise UnsupportedOpError(f"backend {backend.name} cannot run {tensor!r}", op=tensor.op, name=tensor.name)
+            raise UnsupportedOpError(
+                f"backend {backend.name} cannot run {tensor!r}", op=tensor.op, name=tensor.name
+            )
         lib.ggml_backend_sched_set_tensor_backend(pointer, tensor._p, target)
 
     def _checked_backend(self, backend: Backend) -> Any:
@@ -246,17 +256,22 @@ class Scheduler(Owner):
             root = node if node.view_src == ffi.NULL else node.view_src
             kind = ffi.NULL if root.buffer == ffi.NULL else lib.ggml_backend_buffer_get_type(root.buffer)
             if not any(
-                supports(p, node) and (kind == ffi.NULL or lib.ggml_backend_supports_buft(p, kind)) for p in pointers
+                supports(p, node) and (kind == ffi.NULL or lib.ggml_backend_supports_buft(p, kind))
+                for p in pointers
             ):
                 tensor = graph.arena._wrap(node)
                 names = ", ".join(b.name for b in self.backends)
                 operands = ", ".join(repr(s) for s in tensor.src)
                 raise UnsupportedOpError(
-                    f"none of the backends ({names}) can run {tensor!r} of {operands}", op=tensor.op, name=tensor.name
+                    f"none of the backends ({names}) can run {tensor!r} of {operands}",
+                    op=tensor.op,
+                    name=tensor.name,
                 )
 
     def __repr__(self) -> str:
-        return "<Scheduler closed>" if self.closed else f"<Scheduler {', '.join(b.name for b in self.backends)}>"
+        return (
+            "<Scheduler closed>" if self.closed else f"<Scheduler {', '.join(b.name for b in self.backends)}>"
+        )
 
 
 def _check_backends(backends: tuple[Backend, ...], buffer_types: Sequence[BufferType] | None) -> None:
@@ -264,7 +279,8 @@ def _check_backends(backends: tuple[Backend, ...], buffer_types: Sequence[Buffer
         raise BackendError(f"Scheduler: expected 1 to {MAX_BACKENDS} backends, got {len(backends)}")
     if backends[-1].device.type != "cpu":
         raise BackendError(
-            f"Scheduler: the last backend must be the CPU, got {backends[-1].name}", backends=[b.name for b in backends]
+            f"Scheduler: the last backend must be the CPU, got {backends[-1].name}",
+            backends=[b.name for b in backends],
         )
     if buffer_types is None:
         return

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from pyggmlkv.binding.arena import TensorArena
     from pyggmlkv.binding.buffer import Buffer
 
+
 class Tensor:
     """A ggml tensor. `ne` is ggml's order (4 sizes), `shape` NumPy's (reversed, trailing 1s dropped)."""
 
-    __slots__ = ("arena", "_p", "_live", "ne", "_type", "_nb")
+    __slots__ = ("_live", "_nb", "_p", "_type", "arena", "ne")
 
     def __init__(self, arena: TensorArena, pointer: Any) -> None:
         self.arena = arena
@@ -97,7 +98,9 @@ class Tensor:
     def name(self, name: str) -> None:
         raw = name.encode()
         if len(raw) >= lib.GGML_MAX_NAME:
-            raise BindingError(f"a tensor name has at most {lib.GGML_MAX_NAME - 1} bytes, got {len(raw)}: {name!r}")
+            raise BindingError(
+                f"a tensor name has at most {lib.GGML_MAX_NAME - 1} bytes, got {len(raw)}: {name!r}"
+            )
         lib.ggml_set_name(self._pointer, raw)
 
     @property
