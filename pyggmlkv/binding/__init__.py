@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyggmlkv.binding.device import Device as Device
     from pyggmlkv.binding.device import DeviceCaps as DeviceCaps
     from pyggmlkv.binding.device import cpu_device as cpu_device
-    from pyggmlkv.binding.device import device as device
     from pyggmlkv.binding.device import devices as devices
     from pyggmlkv.binding.dtypes import dequantize as dequantize
     from pyggmlkv.binding.dtypes import quantize as quantize
@@ -45,7 +44,6 @@ _HOMES: dict[str, tuple[str, str]] = {
     "Device": ("device", "Device"),
     "DeviceCaps": ("device", "DeviceCaps"),
     "cpu_device": ("device", "cpu_device"),
-    "device": ("device", "device"),
     "devices": ("device", "devices"),
     "dequantize": ("dtypes", "dequantize"),
     "quantize": ("dtypes", "quantize"),
