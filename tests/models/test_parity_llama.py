@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_agrees_with_numpy(tiny_model: Callable[[str], Path], recipe: str, split
     path = tiny_model(recipe)
     tokens = [int(t) for t in np.random.default_rng(11).integers(0, 128, 40)]
     rows = []
-    settings = {"n_ctx": 256, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+    settings: dict[str, Any] = {"n_ctx": 256, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
     with pyggmlkv.Model.load(path) as model, pyggmlkv.Context(model, **settings) as ctx:
         for n, start in zip(split, np.cumsum([0, *split]), strict=False):
             ctx.decode(pyggmlkv.Batch(tokens[start : start + n], logits="all"))

@@ -34,11 +34,11 @@ def tokens(pair: Pair, n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng([7, seed]).integers(0, pair.n_vocab, n)]
 
 
-def begin(pair: Pair) -> list[int]:
-    """Encodes something where the model has an encoder; a prompt."""
+def begin(pair: Pair, n: int = N_PROMPT) -> list[int]:
+    """Encodes something, in one ubatch, where the model has an encoder; a prompt."""
     if pair.has_encoder:
-        pair.encode(tokens(pair, 24, seed=9))
-    return tokens(pair, N_PROMPT)
+        pair.encode(tokens(pair, min(24, pair.setup.n_ubatch), seed=9))
+    return tokens(pair, n)
 
 
 def prompt(pair: Pair) -> None:
@@ -64,9 +64,7 @@ def chosen_rows(pair: Pair) -> None:
 
 def interleaved(pair: Pair) -> None:
     """Two sequences token by token in one batch, then each on its own, then both one token at a time."""
-    if pair.has_encoder:
-        pair.encode(tokens(pair, 24, seed=9))
-    ids = tokens(pair, 30)
+    ids = begin(pair, 30)
     pair.decode(ids, pos=[i // 2 for i in range(30)], seq_id=[i % 2 for i in range(30)])
     pair.decode(tokens(pair, 6, seed=2), seq_id=1)
     pair.decode(tokens(pair, 3, seed=3), seq_id=0)
@@ -120,48 +118,50 @@ def refused(pair: Pair) -> None:
 
 def far_positions(pair: Pair) -> None:
     """A sequence that starts at position 8180: crosses a chunk of 8192 and YaRN's original context."""
-    if pair.has_encoder:
-        pair.encode(tokens(pair, 24, seed=9))
-    pair.decode(tokens(pair, 24), pos=range(8180, 8204))
+    pair.decode(begin(pair, 24), pos=range(8180, 8204))
     pair.greedy(3, 1)
 
 
-ON = {"flash_attn": "on"}
 CASES: Mapping[str, Case] = {
     "prompt": Case(prompt),
-    "prompt-fa": Case(prompt, Setup(**ON)),
+    "prompt-fa": Case(prompt, Setup(flash_attn="on")),
     "prompt-ub7": Case(prompt, Setup(n_ubatch=7)),
     "splits": Case(splits, Setup(n_ubatch=16)),
-    "splits-fa": Case(splits, Setup(n_ubatch=16, **ON)),
+    "splits-fa": Case(splits, Setup(n_ubatch=16, flash_attn="on")),
     "greedy": Case(greedy),
-    "greedy-fa": Case(greedy, Setup(**ON)),
+    "greedy-fa": Case(greedy, Setup(flash_attn="on")),
     "one-thread": Case(greedy, Setup(n_threads=1)),
     "rows": Case(chosen_rows, Setup(n_ubatch=16)),
     "f32": Case(splits, Setup(type_k="f32", type_v="f32")),
     "bf16": Case(splits, Setup(type_k="bf16", type_v="bf16")),
     "q8-k": Case(splits, Setup(type_k="q8_0"), needs="attention"),
-    "q8-kv": Case(splits, Setup(type_k="q8_0", type_v="q8_0", **ON), needs="attention"),
-    "q4-kv": Case(splits, Setup(type_k="q4_0", type_v="q4_1", **ON), needs="attention"),
+    "q8-kv": Case(splits, Setup(type_k="q8_0", type_v="q8_0", flash_attn="on"), needs="attention"),
+    "q4-kv": Case(splits, Setup(type_k="q4_0", type_v="q4_0", flash_attn="on"), needs="attention"),
+    "q5-kv": Case(splits, Setup(type_k="q5_1", type_v="q4_1", flash_attn="on"), needs="attention"),
     "two-unified": Case(interleaved, Setup(n_seq_max=2, kv_unified=True), n_seq=2),
-    "two-unified-fa": Case(interleaved, Setup(n_seq_max=2, kv_unified=True, **ON), n_seq=2),
+    "two-unified-fa": Case(interleaved, Setup(n_seq_max=2, kv_unified=True, flash_attn="on"), n_seq=2),
     "two-streams": Case(interleaved, Setup(n_ctx=512, n_seq_max=2), n_seq=2),
-    "two-streams-fa": Case(interleaved, Setup(n_ctx=512, n_seq_max=2, **ON), n_seq=2),
+    "two-streams-fa": Case(interleaved, Setup(n_ctx=512, n_seq_max=2, flash_attn="on"), n_seq=2),
     "prefix-unified": Case(shared_prefix, Setup(n_seq_max=2, kv_unified=True), n_seq=2),
     "prefix-streams": Case(shared_prefix, Setup(n_ctx=512, n_seq_max=2), n_seq=2),
     "shift": Case(context_shift, needs="shift"),
-    "shift-fa": Case(context_shift, Setup(**ON), needs="shift"),
+    "shift-fa": Case(context_shift, Setup(flash_attn="on"), needs="shift"),
     "shift-q8": Case(context_shift, Setup(type_k="q8_0"), needs="shift"),
+    "shift-q8-kv": Case(context_shift, Setup(type_k="q8_0", type_v="q8_0", flash_attn="on"), needs="shift"),
     "shift-swa-full": Case(context_shift, Setup(swa_full=True), needs="shift"),
     "divide": Case(divide, needs="shift"),
     "removal": Case(removal),
     "refused": Case(refused),
     "far": Case(far_positions),
-    "far-fa": Case(far_positions, Setup(**ON)),
+    "far-fa": Case(far_positions, Setup(flash_attn="on")),
 }
 
 
 def run_case(models: Models, case: Case) -> tuple[str, Comparison | None]:
-    """The kind of memory, and the comparison, or None where the case makes no sense for it."""
+    """The kind of memory, and the comparison, or None where the case makes no sense for it.
+
+    Raises: OracleError, when the reference takes none of the settings.
+    """
     with Pair(models, case.setup) as pair:
         kind = pair.memory_kind
         if (case.needs == "shift" and not pair.can_shift) or (case.needs and kind in ("recurrent", "none")):

@@ -118,6 +118,7 @@ class Pair:
     def __init__(self, models: Models, setup: Setup, *, graph_reuse: bool = True) -> None:
         settings = dataclasses.asdict(setup)
         self.models = models
+        self.setup = setup
         self.comparison = Comparison()
         self.reference = models.reference.context(ContextParams(**settings))
         try:

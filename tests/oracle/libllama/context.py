@@ -95,9 +95,10 @@ class RefContext:
     def _run(self, verb: str, tokens: Any, pos: Any, seq_id: Any, logits: Any, embd: Any) -> None:
         ffi, lib = self.library.ffi, self.library.lib
         n = len(tokens) if tokens is not None else len(embd)
-        room = int(lib.llama_n_batch(self.ptr))
+        limit = "n_ubatch" if verb == "encode" else "n_batch"
+        room = int(getattr(lib, f"llama_{limit}")(self.ptr))
         if not 0 < n <= room:
-            raise OracleError(f"the reference would abort: {n} tokens, n_batch is {room}")
+            raise OracleError(f"the reference would abort: {n} tokens, {limit} is {room}")
         wanted = outputs(logits, n)
         keep: list[Any] = [wanted]
         batch = ffi.new("llama_batch *")

@@ -111,10 +111,10 @@ class RefMemory:
         """A copy of the cells of one stream of one part."""
         ffi, lib = self.library.ffi, self.library.lib
         info = self.parts[part]
-        columns = [np.zeros(info.n_cells, np.int32) for _ in range(4)]
+        pos, shift, x, y = (np.zeros(info.n_cells, np.int32) for _ in range(4))
         seq = np.zeros((info.n_cells, lib.oracle_seq_words()), np.uint64)
         out = ffi.new("struct oracle_cells *")
-        for name, column in zip(("pos", "shift", "x", "y"), columns, strict=True):
+        for name, column in (("pos", pos), ("shift", shift), ("x", x), ("y", y)):
             setattr(out, name, ffi.cast("int32_t *", column.ctypes.data))
         out.seq = ffi.cast("uint64_t *", seq.ctypes.data)
         if info.kind == "recurrent":
@@ -123,7 +123,7 @@ class RefMemory:
         else:
             lib.oracle_kv_cells(self._ctx, part, stream, out)
             head = int(lib.oracle_kv_head(self._ctx, part, stream))
-        return Cells(*columns, seq=seq, head=head)
+        return Cells(pos, shift, x, y, seq, head)
 
     def storage(self, part: int, slot: int) -> tuple[int, bytes, bytes]:
         """Model layer, and the raw bytes of K and V (r and s for a recurrent part) of one stored layer."""
