@@ -15,16 +15,17 @@ import numpy as np
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import CacheError, SequenceError
 from pyggmlkv.memory.recurrent_slots import (
+    POS_END,
     RecurrentSlot,
     RecurrentSnapshot,
     SlotRequest,
     place,
+    range_of,
     request_from_ubatch,
 )
 from pyggmlkv.types import I32, U64
 
 OptPos: TypeAlias = int | None
-POS_END = 2**31 - 1
 
 
 class RecurrentCells:
@@ -79,14 +80,8 @@ class RecurrentCells:
 
     def snapshot(self) -> RecurrentSnapshot:
         """Everything that `restore` needs, copied."""
-        return RecurrentSnapshot(
-            table=self._table.copy(),
-            rs_pos=self.rs_pos.copy(),
-            seq=self.seq.copy(),
-            s_copy=self.s_copy,
-            numbers=(self.head, self.n, self.used, self.rs_z),
-            version=self.version,
-        )
+        arrays = self._table.copy(), self.rs_pos.copy(), self.seq.copy(), self.s_copy
+        return RecurrentSnapshot(*arrays, (self.head, self.n, self.used, self.rs_z), self.version)
 
     def restore(self, snapshot: RecurrentSnapshot) -> None:
         """Puts back a snapshot of these cells, search head included."""
@@ -118,9 +113,17 @@ class RecurrentCells:
             raise CacheError("recurrent memory: the cells changed after this slot was planned; plan again")
         self.restore(slot.after)
 
-    def undo(self, slot: RecurrentSlot) -> None:
-        """Restores what `apply` changed."""
+    def undo(self, slot: RecurrentSlot, computed: bool = False) -> list[int]:
+        """Restores what `apply` changed.
+
+        `computed`: a graph has run for this slot, to whatever point; sequences whose state row it may have
+        overwritten, bystanders included, are removed and returned.
+        """
         self.restore(slot.before)
+        lost = [s for cell in slot.overwritten().tolist() for s in self.seq_ids(cell)] if computed else []
+        for seq_id in lost:
+            self.seq_rm(seq_id)
+        return lost
 
     # slots
 
@@ -395,8 +398,3 @@ class RecurrentCells:
         lo, hi = range_of(p0, p1)
         cell = int(self.tail[self._checked(seq_id)])
         return cell if cell >= 0 and lo <= int(self.pos[cell]) < hi else -1
-
-
-def range_of(p0: OptPos, p1: OptPos) -> tuple[int, int]:
-    """A half-open range of positions, open ends filled in; a negative end is open, as in llama.cpp."""
-    return max(p0 or 0, 0), (POS_END + 1 if p1 is None or p1 < 0 else p1)

@@ -20,6 +20,9 @@ from pyggmlkv.types import I32, U64
 if TYPE_CHECKING:
     from pyggmlkv.memory.recurrent_cells import RecurrentCells
 
+POS_END = 2**31 - 1
+"""Highest position."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RecurrentSnapshot:
@@ -47,6 +50,12 @@ class RecurrentSlot:
     n_seqs: int
     before: RecurrentSnapshot
     after: RecurrentSnapshot
+
+    def overwritten(self) -> I32:
+        """Cells whose newest row the graph changes: the batch's, and those that are copied from another row."""
+        cells = np.arange(self.head, self.head + self.n_rs, dtype=np.int32)
+        hit: I32 = cells[(np.arange(self.n_rs) < self.n_seqs) | (self.s_copy != cells)]
+        return hit
 
     @property
     def key(self) -> Hashable:
@@ -225,3 +234,8 @@ def _stage_copies(cells: RecurrentCells, request: SlotRequest, lo: int, hi: int)
         cells.rs_pos[lo : lo + n_seqs, : kept.shape[1]] = kept
         cells.rs_idx[run] = 0
     cells.head, cells.n = lo, hi - lo + 1
+
+
+def range_of(p0: int | None, p1: int | None) -> tuple[int, int]:
+    """A half-open range of positions, open ends filled in; a negative end is open, as in llama.cpp."""
+    return max(p0 or 0, 0), (POS_END + 1 if p1 is None or p1 < 0 else p1)

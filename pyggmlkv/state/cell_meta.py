@@ -103,14 +103,20 @@ def _check_ids(c: Cursor, rule: CellRule, flat: I32, offset: I32, at: I64) -> No
 
 def cell_bytes(cells: CellMeta) -> memoryview:
     """The records of `cells`, ready to write."""
-    n, n_ext = len(cells), 0 if cells.ext is None else 2
+    n, n_ext, n_ids = len(cells), 0 if cells.ext is None else 2, len(cells.seq_flat)
     counts = np.diff(cells.seq_offset)
+    words = np.empty(n * (2 + n_ext) + n_ids, np.int32)
+    if n and (counts == counts[0]).all():
+        table = words.reshape(n, -1)
+        table[:, 0], table[:, 1] = cells.pos, counts
+        if cells.ext is not None:
+            table[:, 2:4] = cells.ext
+        table[:, 2 + n_ext :] = cells.seq_flat.reshape(n, -1)
+        return words.data.cast("B")
     starts = np.arange(n, dtype=np.int64) * (2 + n_ext) + cells.seq_offset[:-1]
-    words = np.empty(n * (2 + n_ext) + len(cells.seq_flat), np.int32)
-    words[starts] = cells.pos
-    words[starts + 1] = counts
+    words[starts], words[starts + 1] = cells.pos, counts
     if cells.ext is not None:
         words[starts + 2], words[starts + 3] = cells.ext[:, 0], cells.ext[:, 1]
-    ids_at = np.repeat(starts + 2 + n_ext - cells.seq_offset[:-1], counts) + np.arange(len(cells.seq_flat))
+    ids_at = np.repeat(starts + 2 + n_ext - cells.seq_offset[:-1], counts) + np.arange(n_ids)
     words[ids_at] = cells.seq_flat
     return words.data.cast("B")

@@ -293,6 +293,22 @@ def test_planned_slots_apply_in_order_and_undo_exactly() -> None:
     assert image(cells) == before
 
 
+def test_undo_after_a_computed_graph_drops_exactly_the_states_it_may_have_overwritten() -> None:
+    cells = RecurrentCells(6)
+    step(cells, [[0], [1], [2], [3]], 3)
+    slot = step(cells, [[3], [1]])
+    assert sorted(cells.undo(slot, computed=True)) == [1, 2, 3]
+    assert cells.seq_pos_max(0) == 2 and cells.used == 1
+
+
+def test_undo_after_a_computed_graph_keeps_a_shared_state_that_was_only_read() -> None:
+    cells = RecurrentCells(3)
+    step(cells, [[0]], 4)
+    cells.seq_cp(0, 1)
+    assert cells.undo(step(cells, [[1]]), computed=True) == []
+    assert cells.seq_pos_max(0) == cells.seq_pos_max(1) == 3
+
+
 def test_a_stale_plan_does_not_apply() -> None:
     cells = RecurrentCells(4)
     (slot,) = cells.prepare([ubatch([[0]], [[0]])])
