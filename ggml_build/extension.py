@@ -6,7 +6,9 @@ Does not know how ggml was built, only where its headers and libraries are.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import shutil
 import sys
@@ -70,7 +72,8 @@ def generate(cdef: Path, headers: list[str], c_file: Path, extra: str = "") -> N
             raise BuildError(f"cdef/{name}: {error}") from error
     ffi.set_source(MODULE, preamble(cdef, headers, extra))
     c_file.parent.mkdir(parents=True, exist_ok=True)
-    ffi.emit_c_code(str(c_file))
+    with contextlib.redirect_stdout(io.StringIO()):  # cffi says what it writes
+        ffi.emit_c_code(str(c_file))
 
 
 def compile_extension(c_file: Path, native: NativeBuild, libraries: list[str], kept: Path) -> Path:

@@ -127,7 +127,8 @@ def _downloaded(pin: Pin, folder: Path) -> Path:
         return archive
     requirement = f"{pin.distribution}=={pin.distribution_version}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+        # not ":all:": that would compile what builds the metadata too, CMake included
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", pin.distribution]
         command += ["--disable-pip-version-check", "--quiet", "-d", temporary, requirement]
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         found = sorted(Path(temporary).glob("*.tar.gz"))
