@@ -254,7 +254,7 @@ def _write_table(out: Mask, index: Sequence[int], keys: _Keys, query: I64, ever:
     if cuts.size >= MAX_RUNS or span > MAX_SPAN:
         return False
     with np.errstate(over="ignore"):
-        table = -np.abs(np.arange(-span, span + 1)).astype(np.float32).astype(out.dtype)
+        table = np.negative(np.abs(np.arange(-span, span + 1))).astype(np.float32).astype(out.dtype)
     begins, ends = np.r_[0, cuts], np.r_[cuts, cols.size]
     runs = list(
         zip(cols[begins].tolist(), (ends - begins).tolist(), (pos[begins] + span).tolist(), strict=True)

@@ -258,7 +258,7 @@ def n_kv(streams: CellStreams, slot: SlotInfo, n_pad: int = 1) -> int:
 def fill_k_idxs(slot: SlotInfo, kv_size: int, out: I64) -> None:
     """Rows that K is written to, over all streams: `out` (n_tokens,) int64.  Upstream: set_input_k_idxs."""
     if slot.n_stream == 1:
-        np.add(slot.idxs[0], slot.strm[0] * kv_size, out=out)
+        np.add(slot.idxs[0], np.int64(slot.strm[0] * kv_size), out=out)
         return
     offset = np.array(slot.strm, np.int64) * kv_size
     np.add(slot.idxs, offset[:, None], out=out.reshape(slot.idxs.shape))

@@ -1,0 +1,220 @@
+"""The context's settled parameters: what was asked, with upstream's defaults and padding applied.
+
+Knows hyperparameters only.  Upstream: llama_cparams and the first half of llama_context::llama_context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias, TypedDict, cast, get_args
+
+import numpy as np
+
+from pyggmlkv.errors import ParameterError
+from pyggmlkv.gguf.hparams import HParams
+from pyggmlkv.types import MAX_SEQ, FlashAttn
+
+Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
+RopeScaling: TypeAlias = Literal["none", "linear", "yarn", "longrope"]
+Shift: TypeAlias = Literal["upstream", "pure"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextParams:
+    """What a caller may ask for; None takes the model's own or upstream's default. Counts are tokens or cells."""
+
+    n_ctx: int | None = None
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    flash_attn: FlashAttn = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    kv_unified: bool = False
+    swa_full: bool = False
+    offload_kqv: bool = True
+    op_offload: bool = True
+    attn_rot: bool | None = None
+    embeddings: bool = False
+    pooling: Pooling | None = None
+    causal_attn: bool | None = None
+    rope_scaling: RopeScaling | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+    shift: Shift = "upstream"
+    n_rs_seq: int = 0
+    graph_reuse: bool = True
+
+
+class ContextKeywords(TypedDict, total=False):
+    """The fields of `ContextParams` as keyword arguments."""
+
+    n_ctx: int | None
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    n_threads: int | None
+    n_threads_batch: int | None
+    flash_attn: FlashAttn
+    type_k: str
+    type_v: str
+    kv_unified: bool
+    swa_full: bool
+    offload_kqv: bool
+    op_offload: bool
+    attn_rot: bool | None
+    embeddings: bool
+    pooling: Pooling | None
+    causal_attn: bool | None
+    rope_scaling: RopeScaling | None
+    rope_freq_base: float | None
+    rope_freq_scale: float | None
+    yarn_orig_ctx: int | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
+    shift: Shift
+    n_rs_seq: int
+    graph_reuse: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CParams:
+    """Settled values that graphs and memory are built with. Names and meaning: llama_cparams."""
+
+    n_ctx: int
+    n_ctx_seq: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    n_ctx_orig_yarn: int
+    rope_freq_base: float
+    rope_freq_scale: float
+    yarn_ext_factor: float
+    yarn_attn_factor: float
+    yarn_beta_fast: float
+    yarn_beta_slow: float
+    flash_attn: bool
+    kv_unified: bool
+    causal_attn: bool
+    embeddings: bool
+    offload_kqv: bool
+    pooling: Pooling
+    type_k: str = "f16"
+    type_v: str = "f16"
+    swa_full: bool = False
+    attn_rot: bool | None = None
+    shift: Shift = "upstream"
+    n_rs_seq: int = 0
+
+
+def check(asked: ContextParams) -> None:
+    """Refuse values that no context can have.
+
+    Raises:
+        ParameterError: names the parameter, what was given and what is expected.
+    """
+    counts = ("n_batch", "n_ubatch", "n_seq_max", "n_ctx", "n_threads", "n_threads_batch", "yarn_orig_ctx")
+    for name in counts:
+        value = getattr(asked, name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31):
+            raise ParameterError(f"{name}={value!r}: expected a whole number from 1 to 2^31 - 1", parameter=name)
+    if asked.n_seq_max > MAX_SEQ:
+        raise ParameterError(f"n_seq_max={asked.n_seq_max}: at most {MAX_SEQ}", parameter="n_seq_max")
+    if asked.n_rs_seq < 0:
+        raise ParameterError(f"n_rs_seq={asked.n_rs_seq}: expected 0 or more snapshots", parameter="n_rs_seq")
+    names = {"flash_attn": FlashAttn, "pooling": Pooling, "rope_scaling": RopeScaling, "shift": Shift}
+    for name, choices in names.items():
+        value = getattr(asked, name)
+        if value not in get_args(choices) and not (value is None and name in ("pooling", "rope_scaling")):
+            known = ", ".join(get_args(choices))
+            raise ParameterError(f"{name}={value!r}: expected one of {known}", parameter=name)
+
+
+def padded(n: int) -> int:
+    """`n` rounded up to 256 cells; small contexts stay as asked.  Differs: upstream pads those to 256 as well."""
+    return n if n < 256 else (n + 255) // 256 * 256
+
+
+def _f32(x: float) -> float:
+    """`x` as C's `float` would hold it, so that products round as upstream's do."""
+    return float(np.float32(x))
+
+
+def _attn_factor(hp: HParams, ext_factor: float, asked: float, freq_scale: float) -> float:
+    """The YaRN magnitude factor, with the one cancelled that the RoPE op applies by itself."""
+    f32 = np.float32
+    factor = f32(asked)
+    if ext_factor != 0.0:
+        scale = f32(1.0) / f32(freq_scale)
+
+        def mscale(m: float) -> np.float32:
+            return f32(1.0) if scale <= 1.0 else f32(f32(0.1) * f32(m) * f32(np.log(scale)) + f32(1.0))
+
+        if hp.rope_yarn_log_mul != 0.0:
+            all_dims = hp.rope_yarn_log_mul
+            one = all_dims if hp.arch == "deepseek2" and all_dims != 1.0 else 1.0
+            factor = f32(mscale(one) / mscale(all_dims))
+        else:
+            factor = mscale(1.0)
+        factor = f32(factor * (f32(1.0) / (f32(1.0) + f32(0.1) * f32(np.log(scale)))))
+    return float(f32(factor * f32(hp.rope_attn_factor)))
+
+
+def _pooling(hp: HParams) -> Pooling:
+    return "none" if hp.pooling_type == "unspecified" else cast(Pooling, hp.pooling_type)
+
+
+def settle(asked: ContextParams, hp: HParams) -> CParams:
+    """Apply defaults, scaling rules and padding in upstream's order."""
+
+    def or_else(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    n_ctx = asked.n_ctx or hp.n_ctx_train
+    freq_scale = _f32(or_else(asked.rope_freq_scale, hp.rope_freq_scale_train))
+    scaling = asked.rope_scaling or hp.rope_scaling_type_train
+    if scaling == "none":
+        freq_scale = 1.0
+    ext_factor = or_else(asked.yarn_ext_factor, hp.yarn_ext_factor)
+    if ext_factor < 0.0:
+        ext_factor = 1.0 if scaling == "yarn" else 0.0
+    causal = hp.causal_attn if asked.causal_attn is None else asked.causal_attn
+    n_batch = min(n_ctx, asked.n_batch) if causal else asked.n_batch
+    n_ubatch = min(n_batch, asked.n_ubatch or asked.n_batch)
+    n_ctx = padded(n_ctx)
+    n_ctx_seq = n_ctx if asked.kv_unified else padded(max(1, n_ctx // asked.n_seq_max))
+    return CParams(
+        n_ctx=n_ctx if asked.kv_unified else n_ctx_seq * asked.n_seq_max,
+        n_ctx_seq=n_ctx_seq,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_seq_max=asked.n_seq_max,
+        n_ctx_orig_yarn=asked.yarn_orig_ctx or hp.n_ctx_orig_yarn or hp.n_ctx_train,
+        rope_freq_base=_f32(or_else(asked.rope_freq_base, hp.rope_freq_base_train)),
+        rope_freq_scale=freq_scale,
+        yarn_ext_factor=_f32(ext_factor),
+        yarn_attn_factor=_attn_factor(hp, ext_factor, or_else(asked.yarn_attn_factor, hp.yarn_attn_factor), freq_scale),
+        yarn_beta_fast=_f32(or_else(asked.yarn_beta_fast, hp.yarn_beta_fast)),
+        yarn_beta_slow=_f32(or_else(asked.yarn_beta_slow, hp.yarn_beta_slow)),
+        flash_attn=asked.flash_attn != "off",
+        kv_unified=asked.kv_unified,
+        causal_attn=causal,
+        embeddings=asked.embeddings,
+        offload_kqv=asked.offload_kqv,
+        pooling=asked.pooling or _pooling(hp),
+        type_k=asked.type_k,
+        type_v=asked.type_v,
+        swa_full=asked.swa_full,
+        attn_rot=asked.attn_rot,
+        shift=asked.shift,
+        n_rs_seq=asked.n_rs_seq,
+    )

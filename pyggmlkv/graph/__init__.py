@@ -1,0 +1,1 @@
+"""Graphs of models on ggml, built against memory's protocol."""

@@ -1,0 +1,46 @@
+"""Reading and writing recurrent states inside a graph.
+
+Upstream: llm_graph_context::build_rs, build_rs_inp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from pyggmlkv.binding import Tensor, TensorArena, ops
+from pyggmlkv.graph.builder import GraphBuilder
+from pyggmlkv.graph.inputs import RecurrentInput
+from pyggmlkv.memory.protocol import RecurrentStep
+
+GetRows: TypeAlias = Callable[[TensorArena, Tensor, Tensor], Tensor]
+"""Gathers states [state_size, n_rs] by ids: `ops.get_rows`, or an op that reads states in place (`ssm_scan`)."""
+
+
+def inp_rs(g: GraphBuilder) -> RecurrentInput:
+    """Inputs of a recurrent memory.  Upstream: build_rs_inp."""
+    assert isinstance(g.step, RecurrentStep)
+    inp = RecurrentInput(g.ctx, g.step)
+    g.add_input(inp)
+    return inp
+
+
+def read_states(
+    g: GraphBuilder, inp: RecurrentInput, step: RecurrentStep, all_states: Tensor, get_rows: GetRows = ops.get_rows
+) -> Tensor:
+    """States of this ubatch's sequences [state_size, n_seqs]; zeroes new ones, moves the rest along.
+
+    `all_states` is `step.r(il)` or `step.s(il)`, [state_size, n_cells].  Upstream: build_rs.
+    """
+    ctx, n_seqs = g.ctx, step.ubatch.n_seqs
+    size = all_states.ne[0]
+    states = ops.reshape_2d(ctx, all_states, size, all_states.ne[1])
+    zeroed = step.rs_z is not None
+    first = (step.rs_z or 0) * states.nb[1]
+    g.expand(ops.scale_inplace(ctx, ops.view_1d(ctx, states, size * zeroed, first * zeroed), 0.0))
+    out = g.expand(get_rows(ctx, states, inp.s_copy_main))
+    extra = ops.get_rows(ctx, states, inp.s_copy_extra)
+    kept = step.n_rs - n_seqs
+    to = ops.view_2d(ctx, all_states, size, kept, all_states.nb[1], (step.head + n_seqs) * all_states.nb[1])
+    g.expand(ops.cpy(ctx, extra, to))
+    return out

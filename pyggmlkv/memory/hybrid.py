@@ -1,0 +1,178 @@
+"""Attention and recurrent memory side by side, planned together or not at all.
+
+Every operation is all-or-nothing across the two: what one part refuses, the other never sees.
+Upstream: llama_memory_hybrid, llama_memory_hybrid_iswa.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Self
+
+from pyggmlkv.batch.allocator import BatchAllocator
+from pyggmlkv.batch.ubatch import UBatch
+from pyggmlkv.memory.kv import KVCache
+from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentStep
+from pyggmlkv.memory.sliding import SlidingKVCache, SlidingStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HybridStep:
+    """One ubatch in both parts.  Upstream: llama_memory_hybrid_context."""
+
+    attn: KVStep | SlidingStep
+    recr: RecurrentStep
+
+    @property
+    def ubatch(self) -> UBatch:
+        return self.attn.ubatch
+
+    @property
+    def key(self) -> Hashable:
+        return (self.attn.key, self.recr.key)
+
+    def apply(self) -> None:
+        self.recr.apply()
+        self.attn.apply()
+
+    def undo(self, computed: bool = False) -> None:
+        """As before; where a recurrent state is lost, its sequences go from the attention part too."""
+        self.attn.undo(computed)
+        self.recr.undo(computed)
+        if computed:
+            for seq_id in self.ubatch.seq_id_unq.tolist():
+                self.attn_memory.seq_rm(seq_id)
+
+    attn_memory: KVCache | SlidingKVCache = dataclasses.field(kw_only=True)
+
+
+class HybridMemory:
+    """`attn` holds keys and values, `recr` the recurrent states of the same sequences."""
+
+    def __init__(self, attn: KVCache | SlidingKVCache, recr: RecurrentMemory) -> None:
+        self.attn = attn
+        self.recr = recr
+
+    @property
+    def parts(self) -> tuple[KVCache | SlidingKVCache, RecurrentMemory]:
+        """In the order in which state is written."""
+        return self.attn, self.recr
+
+    # plan / apply
+
+    def plan(self, allocator: BatchAllocator, n_ubatch: int, embd_all: bool = False) -> list[HybridStep]:
+        """Split by sequences; a state cell and a slot for every ubatch.
+
+        Raises:
+            NoSlotError: names the part without room; nothing changed.
+        """
+        allocator.split_reset()
+        n_rs = self.recr.spec.n_rs_seq
+        sequential = self.attn.spec.n_stream > 1
+
+        def take() -> UBatch | None:
+            if embd_all:
+                return allocator.split_seq(n_ubatch)
+            return allocator.split_equal(n_ubatch, sequential, n_rs + 1 if n_rs else 0)
+
+        ubatches = list(iter(take, None))
+        recr, attn = self.recr.steps(ubatches), self.attn.steps(ubatches)
+        return [HybridStep(a, r, attn_memory=self.attn) for a, r in zip(attn, recr, strict=True)]
+
+    def plan_full(self, ubatch: UBatch) -> HybridStep:
+        return HybridStep(self.attn.plan_full(ubatch), self.recr.plan_full(ubatch), attn_memory=self.attn)
+
+    @property
+    def has_update(self) -> bool:
+        return self.attn.has_update
+
+    def update(self) -> bool:
+        return self.attn.update()
+
+    # sequence operations
+
+    @property
+    def shift_reason(self) -> str | None:
+        return self.attn.shift_reason
+
+    @property
+    def can_shift(self) -> bool:
+        return self.attn.can_shift
+
+    def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
+        """Remove from both parts, or from neither and return False where the state cannot forget that range."""
+        return self.recr.seq_rm(seq_id, p0, p1) and self.attn.seq_rm(seq_id, p0, p1)
+
+    def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
+        before = self.recr.cells.snapshot()
+        self.recr.seq_cp(src, dst, p0, p1)
+        try:
+            self.attn.seq_cp(src, dst, p0, p1)
+        except BaseException:
+            self.recr.cells.restore(before)
+            raise
+
+    def seq_keep(self, seq_id: int) -> None:
+        self.recr.seq_keep(seq_id)
+        self.attn.seq_keep(seq_id)
+
+    def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> None:
+        self.attn.seq_add(seq_id, p0, p1, delta)
+        self.recr.seq_add(seq_id, p0, p1, delta)
+
+    def seq_div(self, seq_id: int, p0: int | None, p1: int | None, d: int) -> None:
+        self.attn.seq_div(seq_id, p0, p1, d)
+        self.recr.seq_div(seq_id, p0, p1, d)
+
+    def seq_pos_min(self, seq_id: int) -> int | None:
+        """The higher of the two: both parts must be able to go on from there."""
+        low = [p for p in (self.attn.seq_pos_min(seq_id), self.recr.seq_pos_min(seq_id)) if p is not None]
+        return max(low) if len(low) == 2 else None
+
+    def seq_pos_max(self, seq_id: int) -> int | None:
+        """The lower of the two."""
+        high = [p for p in (self.attn.seq_pos_max(seq_id), self.recr.seq_pos_max(seq_id)) if p is not None]
+        return min(high) if len(high) == 2 else None
+
+    def can_resume(self, seq_id: int, pos: int) -> tuple[bool, str]:
+        """Whether both parts can go on at `pos`, and if not, why."""
+        ok, why = self.recr.can_resume(seq_id, pos)
+        return self.attn.can_resume(seq_id, pos) if ok else (ok, why)
+
+    def clear(self, data: bool = True) -> None:
+        self.attn.clear(data)
+        self.recr.clear(data)
+
+    # looking inside
+
+    @property
+    def size_k_bytes(self) -> int:
+        return self.attn.size_k_bytes
+
+    @property
+    def size_v_bytes(self) -> int:
+        return self.attn.size_v_bytes
+
+    def memory_breakdown(self) -> dict[str, int]:
+        out = self.attn.memory_breakdown()
+        for name, nbytes in self.recr.memory_breakdown().items():
+            out[name] = out.get(name, 0) + nbytes
+        return out
+
+    def render(self) -> str:
+        return f"attention\n{self.attn.render()}\nrecurrent\n{self.recr.render()}"
+
+    def __repr__(self) -> str:
+        return f"<HybridMemory attn={self.attn!r} recr={self.recr!r}>"
+
+    def close(self) -> None:
+        self.recr.close()
+        self.attn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

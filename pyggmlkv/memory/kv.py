@@ -1,0 +1,282 @@
+"""The KV cache: cells, slots and tensors behind one object with llama.cpp's sequence operations.
+
+`plan` finds slots and changes nothing; steps `apply` themselves; `update` does what sequence operations left for the
+device. Knows no model.  Upstream: llama_kv_cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggmlkv.backend.runner import Runner
+from pyggmlkv.batch.allocator import BatchAllocator
+from pyggmlkv.batch.ubatch import UBatch
+from pyggmlkv.binding import BufferType, Tensor, dtypes
+from pyggmlkv.errors import CacheError, ShiftError
+from pyggmlkv.memory import slots
+from pyggmlkv.memory.config import KVSpec
+from pyggmlkv.memory.k_shift import build_shift
+from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.mask import SlidingWindow
+from pyggmlkv.memory.rotation import rotations
+from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
+from pyggmlkv.memory.slots import SlotInfo
+from pyggmlkv.memory.storage import KVStorage
+from pyggmlkv.memory.view import CellsView, render, view
+
+RopeFactors = Mapping[int, Tensor]
+
+
+class KVCache:
+    """K and V of past tokens in `kv_size` cells a stream.
+
+    `runner` runs K-shift and defrag graphs; `buffer_type_of(il)` says where layer `il` lives, the runner's CPU if not
+    given; `rope_factors` are per-dimension RoPE divisors by layer.
+
+    Raises:
+        CacheError: element types or sizes that no cache can have.
+        DeviceMemoryError: no room on the device.
+    """
+
+    def __init__(
+        self,
+        spec: KVSpec,
+        runner: Runner,
+        buffer_type_of: Callable[[int], BufferType] | None = None,
+        rope_factors: RopeFactors | None = None,
+        name: str = "kv",
+    ) -> None:
+        self.spec = spec
+        self.name = name
+        self._runner = runner
+        self._rope_factors = rope_factors or {}
+        default = runner.cpu_buffer_type
+        self.storage = KVStorage(spec, buffer_type_of or (lambda il: default))
+        self.streams = CellStreams(
+            StreamsSpec(
+                kv_size=spec.kv_size,
+                n_seq_max=spec.n_seq_ids,
+                n_stream=spec.n_stream,
+                n_pos_per_embd=spec.n_pos_per_embd,
+                window=SlidingWindow(spec.swa_type, spec.n_swa),
+                shift=spec.shift,
+                name=name,
+            )
+        )
+        quantised = [dtypes.dtype_info(t).is_quantized for t in (spec.type_k, spec.type_v)]
+        self.k_rot, self.v_rot = rotations(spec, *quantised)
+
+    # plan / apply
+
+    def plan(self, allocator: BatchAllocator, n_ubatch: int, embd_all: bool = False) -> list[KVStep]:
+        """Split the allocator's batch and find a slot for every ubatch; no cell changes.
+
+        Raises:
+            NoSlotError: names the part, the cells needed and the cells free.
+        Upstream: llama_kv_cache::init_batch, prepare.
+        """
+        ubatches = self.split(allocator, n_ubatch)
+        return self.steps(ubatches)
+
+    def split(self, allocator: BatchAllocator, n_ubatch: int) -> list[UBatch]:
+        """Cut the batch as this cache needs it: simple for one stream, equal sequences for several."""
+        allocator.split_reset()
+        ubatches = []
+        while True:
+            if self.spec.n_stream == 1:
+                ubatch = allocator.split_simple(n_ubatch)
+            else:
+                ubatch = allocator.split_equal(n_ubatch, True)
+            if ubatch is None:
+                return ubatches
+            ubatches.append(ubatch)
+
+    def steps(self, ubatches: list[UBatch]) -> list[KVStep]:
+        """Steps for ubatches that were cut elsewhere (compound memories)."""
+        found = slots.prepare(self.streams, ubatches)
+        return [KVStep(self, ubatch, slot) for ubatch, slot in zip(ubatches, found, strict=True)]
+
+    def plan_full(self, ubatch: UBatch) -> KVStep:
+        """The worst case: every cell of every stream in use.  Upstream: init_full."""
+        ns = self.spec.n_stream
+        idxs = np.zeros((ns, max(1, ubatch.n_tokens // ns)), np.int32)
+        slot = SlotInfo(0, ns - 1, tuple(range(ns)), idxs)
+        return KVStep(self, ubatch, slot, self.spec.kv_size)
+
+    # pending work
+
+    @property
+    def has_update(self) -> bool:
+        """Whether shifts or stream copies wait for the device."""
+        return bool(self.streams.stream_copies) or self.streams.has_shift
+
+    def update(self) -> bool:
+        """Apply pending stream copies and shifts now; True if there were any.  Upstream: llama_kv_cache::update."""
+        if not self.has_update:
+            return False
+        for src, dst in self.streams.stream_copies:
+            self.storage.copy_stream(src, dst)
+        self.streams.stream_copies.clear()
+        if self.streams.has_shift:
+            if self.spec.rope.mode is not None:
+                self._shift_keys()
+            self.streams.reset_shift()
+        return True
+
+    def _shift_keys(self) -> None:
+        rot = self.k_rot
+        shift = build_shift(self.storage, self._rope_factors, 0 if rot is None else len(rot))
+        with shift.arena:
+            self._runner.alloc(shift.graph)
+            moved = np.empty(shift.shift.ne[0], np.int32)
+            slots.fill_k_shift(self.streams, moved)
+            if shift.graph.n_nodes:
+                shift.shift.set(moved)
+                if shift.rot is not None and rot is not None:
+                    shift.rot.set(rot)
+                self._runner.compute(shift.graph)
+            self._runner.forget()
+
+    # sequence operations
+
+    @property
+    def shift_reason(self) -> str | None:
+        """Why positions cannot be shifted, None where they can.  Upstream: get_can_shift."""
+        if self.spec.can_shift_reason is not None:
+            return self.spec.can_shift_reason
+        if self.spec.n_pos_per_embd > 1:
+            return "positions of this model have several dimensions (M-RoPE)"
+        return None
+
+    @property
+    def can_shift(self) -> bool:
+        return self.shift_reason is None
+
+    def _check_shift(self, op: str) -> None:
+        reason = self.shift_reason
+        if reason is not None:
+            raise ShiftError(f"{op}: {reason}; nothing was changed", op=op, reason=reason)
+
+    def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
+        """Remove positions [p0, p1) of a sequence, of all if None. Always True here; a part of a compound may refuse."""
+        return self.streams.seq_rm(seq_id, p0, p1)
+
+    def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
+        """Give `dst` the cells of `src`; between streams the whole stream is copied at the next update."""
+        self.streams.seq_cp(src, dst, p0, p1)
+
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove everything of the sequence's stream that is not `seq_id`'s."""
+        self.streams.seq_keep(seq_id)
+
+    def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> None:
+        """Move positions in [p0, p1) by `delta`; keys are turned at the next update.
+
+        Raises:
+            ShiftError: `can_shift` is False; nothing changed.
+        """
+        self._check_shift("seq_add")
+        self.streams.seq_add(seq_id, p0, p1, delta)
+
+    def seq_div(self, seq_id: int, p0: int | None, p1: int | None, d: int) -> None:
+        """Divide positions in [p0, p1) by `d`.
+
+        Raises:
+            ShiftError: `can_shift` is False; nothing changed.
+        """
+        self._check_shift("seq_div")
+        self.streams.seq_div(seq_id, p0, p1, d)
+
+    def seq_pos_min(self, seq_id: int) -> int | None:
+        """Lowest position of the sequence, None if it is empty."""
+        return self.streams.seq_pos_min(seq_id)
+
+    def seq_pos_max(self, seq_id: int) -> int | None:
+        """Highest position of the sequence, None if it is empty."""
+        return self.streams.seq_pos_max(seq_id)
+
+    def can_resume(self, seq_id: int, pos: int) -> tuple[bool, str]:
+        """Whether decoding of the sequence may go on at `pos`, and why not."""
+        last = self.seq_pos_max(seq_id)
+        if pos != (0 if last is None else last + 1):
+            return False, f"sequence {seq_id} holds positions up to {last}"
+        return True, ""
+
+    def clear(self, data: bool = True) -> None:
+        """Empty all cells; `data` zeroes the tensors too."""
+        self.streams.clear()
+        if data:
+            self.storage.clear()
+
+    # looking inside
+
+    @property
+    def size_k_bytes(self) -> int:
+        return self.storage.nbytes_k
+
+    @property
+    def size_v_bytes(self) -> int:
+        return self.storage.nbytes_v
+
+    def memory_breakdown(self) -> dict[str, int]:
+        """Bytes by buffer type name."""
+        out: dict[str, int] = {}
+        for buffer in self.storage.buffers:
+            name = buffer.buffer_type.name
+            out[name] = out.get(name, 0) + buffer.nbytes
+        return out
+
+    def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[np.generic]:
+        """Copy of the stored keys (n_stream, kv_size, n_embd_k_gqa), [n_embd_k_gqa, kv_size, n_stream] in ggml's order."""
+        t = self._layer(layer).k
+        return t.to_numpy(dequantize).reshape(self.spec.n_stream, self.spec.kv_size, -1)
+
+    def v(self, layer: int, dequantize: bool = True) -> npt.NDArray[np.generic]:
+        """Copy of the stored values (n_stream, kv_size, n_embd_v_gqa), cell by cell also where V is transposed."""
+        t = self._layer(layer).v
+        if t is None:
+            raise CacheError(f"layer {layer} has no V: its K is read as V too (MLA)", layer=layer)
+        data = t.to_numpy(dequantize)
+        if self.spec.v_trans:
+            return data.reshape(self.spec.n_stream, -1, self.spec.kv_size).swapaxes(1, 2).copy()
+        return data.reshape(self.spec.n_stream, self.spec.kv_size, -1)
+
+    def _layer(self, il: int):  # type: ignore[no-untyped-def]
+        found = self.storage.layers.get(il)
+        if found is None:
+            raise CacheError(f"layer {il} is not in this cache; it has {sorted(self.storage.layers)}", layer=il)
+        return found
+
+    @property
+    def cells(self) -> CellStreams:
+        """Read-only arrays per stream: `cells.cells[s].pos`, `.shift`, `.seq`."""
+        return self.streams
+
+    def view(self) -> CellsView:
+        """Token count, used cells, largest free run, sequences per cell."""
+        return view(self.streams)
+
+    def render(self) -> str:
+        """Text map of the cells."""
+        return render(self.streams)
+
+    def __repr__(self) -> str:
+        used = sum(c.n_used for c in self.streams.cells)
+        s = self.spec
+        return (
+            f"<KVCache {self.name}: {used} of {s.kv_size * s.n_stream} cells used, {s.n_stream} stream(s), "
+            f"{len(s.layers)} layers, K {s.type_k} {self.size_k_bytes} bytes, V {s.type_v} {self.size_v_bytes} bytes>"
+        )
+
+    def close(self) -> None:
+        self.storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

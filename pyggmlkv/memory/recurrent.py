@@ -1,0 +1,246 @@
+"""Recurrent memory: one state per sequence, in r (rolling) and s (recurrent) tensors of every recurrent layer.
+
+Bookkeeping is `recurrent_cells`; this module owns the tensors and the steps that graphs see.
+Upstream: llama_memory_recurrent, llama_memory_recurrent_context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggmlkv.batch.allocator import BatchAllocator
+from pyggmlkv.batch.ubatch import UBatch
+from pyggmlkv.binding import Buffer, BufferType, Tensor, TensorArena
+from pyggmlkv.errors import CacheError
+from pyggmlkv.memory.recurrent_cells import RecurrentCells
+from pyggmlkv.memory.recurrent_slots import RecurrentSlot
+from pyggmlkv.types import I32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """Sizes of a recurrent memory: elements of r and s for each layer that has a state.
+
+    `size` is the number of state cells, at least `n_seq_max`; `n_rs_seq` rollback snapshots are kept of each.
+    """
+
+    layers: tuple[int, ...]
+    n_embd_r: int
+    n_embd_s: int
+    n_seq_max: int = 1
+    size: int = 1
+    n_rs_seq: int = 0
+
+
+class RecurrentStep:
+    """Implements `protocol.RecurrentStep`."""
+
+    def __init__(self, memory: RecurrentMemory, ubatch: UBatch, slot: RecurrentSlot) -> None:
+        self._memory = memory
+        self._slot = slot
+        self._applied = False
+        self.ubatch = ubatch
+
+    def apply(self) -> None:
+        self._memory.cells.apply(self._slot)
+        self._applied = True
+
+    def undo(self, computed: bool = False) -> None:
+        """Cells as before; sequences whose state an interrupted graph may have overwritten are removed whole."""
+        if not self._applied:
+            return
+        self._memory.cells.undo(self._slot)
+        self._applied = False
+        if computed:
+            for seq_id in self.ubatch.seq_id_unq.tolist():
+                self._memory.seq_rm(seq_id)
+
+    @property
+    def key(self) -> Hashable:
+        return self._slot.key
+
+    @property
+    def n_rs(self) -> int:
+        return self._slot.n_rs
+
+    @property
+    def head(self) -> int:
+        return self._slot.head
+
+    @property
+    def size(self) -> int:
+        return self._memory.spec.size
+
+    @property
+    def rs_z(self) -> int | None:
+        return self._slot.rs_z
+
+    def r(self, il: int) -> Tensor:
+        return self._memory.tensors[il][0]
+
+    def s(self, il: int) -> Tensor:
+        return self._memory.tensors[il][1]
+
+    def fill_s_copy(self, out: I32) -> None:
+        out[:] = self._slot.s_copy
+
+
+class RecurrentMemory:
+    """State cells of all recurrent layers. Positions cannot be shifted, parts cannot be removed (`seq_rm` says False)."""
+
+    has_update = False
+
+    def __init__(self, spec: RecurrentSpec, buffer_type_of: Callable[[int], BufferType]) -> None:
+        self.spec = spec
+        self.cells = RecurrentCells(spec.size, spec.n_seq_max, spec.n_rs_seq)
+        n_rows = spec.size * (1 + spec.n_rs_seq)
+        arenas: dict[BufferType, TensorArena] = {}
+        self.tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        for il in spec.layers:
+            buft = buffer_type_of(il)
+            arena = arenas.setdefault(buft, TensorArena(2 * len(spec.layers)))
+            r = arena.new_tensor("f32", spec.n_embd_r, n_rows, name=f"cache_r_l{il}")
+            s = arena.new_tensor("f32", spec.n_embd_s, n_rows, name=f"cache_s_l{il}")
+            self.tensors[il] = (r, s)
+        self._arenas = tuple(arenas.values())
+        self.buffers: tuple[Buffer, ...] = tuple(buft.alloc_tensors(arena) for buft, arena in arenas.items())
+        for buffer in self.buffers:
+            buffer.clear(0)
+
+    # plan / apply
+
+    def plan(self, allocator: BatchAllocator, n_ubatch: int, embd_all: bool = False) -> list[RecurrentStep]:
+        """Split by sequences and find a state cell for each; nothing changes.
+
+        Raises:
+            NoSlotError: no free state cell.
+        Upstream: llama_memory_recurrent::init_batch.
+        """
+        return self.steps(self.split(allocator, n_ubatch, embd_all))
+
+    def split(self, allocator: BatchAllocator, n_ubatch: int, embd_all: bool) -> list[UBatch]:
+        """Equal sequences, or one sequence at a time when every token is an output."""
+        allocator.split_reset()
+        n_keep_tail = self.spec.n_rs_seq + 1 if self.spec.n_rs_seq else 0
+
+        def take() -> UBatch | None:
+            if embd_all:
+                return allocator.split_seq(n_ubatch)
+            return allocator.split_equal(n_ubatch, True, n_keep_tail)
+
+        return list(iter(take, None))
+
+    def steps(self, ubatches: list[UBatch]) -> list[RecurrentStep]:
+        slots = self.cells.prepare(ubatches)
+        return [RecurrentStep(self, ubatch, slot) for ubatch, slot in zip(ubatches, slots, strict=True)]
+
+    def plan_full(self, ubatch: UBatch) -> RecurrentStep:
+        return RecurrentStep(self, ubatch, self.cells.full_slot())
+
+    def update(self) -> bool:
+        """Nothing is ever pending: copies happen in the next graph."""
+        return False
+
+    # sequence operations
+
+    can_shift = True
+    shift_reason: str | None = None
+
+    def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
+        """Remove a whole sequence, or as much of its end as snapshots allow; else False and nothing changed."""
+        return self.cells.seq_rm(seq_id, p0, p1)
+
+    def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
+        self.cells.seq_cp(src, dst, p0, p1)
+
+    def seq_keep(self, seq_id: int) -> None:
+        self.cells.seq_keep(seq_id)
+
+    def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> None:
+        self.cells.seq_add(seq_id, p0, p1, delta)
+
+    def seq_div(self, seq_id: int, p0: int | None, p1: int | None, d: int) -> None:
+        self.cells.seq_div(seq_id, p0, p1, d)
+
+    def seq_pos_min(self, seq_id: int) -> int | None:
+        """Same as `seq_pos_max`: a state cannot go back."""
+        return self.cells.seq_pos_min(seq_id)
+
+    def seq_pos_max(self, seq_id: int) -> int | None:
+        return self.cells.seq_pos_max(seq_id)
+
+    def can_resume(self, seq_id: int, pos: int) -> tuple[bool, str]:
+        """Whether decoding of the sequence may go on at `pos`, and why not."""
+        last = self.seq_pos_max(seq_id)
+        if pos == (0 if last is None else last + 1):
+            return True, ""
+        return (
+            False,
+            f"the recurrent state of sequence {seq_id} stands after position {last}; no earlier state is kept",
+        )
+
+    def clear(self, data: bool = True) -> None:
+        self.cells.clear()
+        if data:
+            for buffer in self.buffers:
+                buffer.clear(0)
+
+    # looking inside
+
+    @property
+    def size_r_bytes(self) -> int:
+        return sum(r.nbytes for r, _ in self.tensors.values())
+
+    @property
+    def size_s_bytes(self) -> int:
+        return sum(s.nbytes for _, s in self.tensors.values())
+
+    def memory_breakdown(self) -> dict[str, int]:
+        out: dict[str, int] = {}
+        for buffer in self.buffers:
+            out[buffer.buffer_type.name] = out.get(buffer.buffer_type.name, 0) + buffer.nbytes
+        return out
+
+    def r(self, layer: int) -> npt.NDArray[np.float32]:
+        """Copy of the rolling states (n_cells, n_embd_r), [n_embd_r, n_cells] in ggml's order."""
+        return self._tensors(layer)[0].to_numpy()
+
+    def s(self, layer: int) -> npt.NDArray[np.float32]:
+        """Copy of the recurrent states (n_cells, n_embd_s)."""
+        return self._tensors(layer)[1].to_numpy()
+
+    def _tensors(self, layer: int) -> tuple[Tensor, Tensor]:
+        if layer not in self.tensors:
+            raise CacheError(
+                f"layer {layer} has no recurrent state; layers {sorted(self.tensors)} have", layer=layer
+            )
+        return self.tensors[layer]
+
+    def render(self) -> str:
+        """One line a state cell: its sequences and position."""
+        lines = []
+        for i in range(self.spec.size):
+            ids = self.cells.seq_ids(i)
+            lines.append(f"{i:4d}  " + (f"pos {int(self.cells.pos[i])}  seq {ids}" if ids else "."))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        n = len(self.tensors)
+        return f"<RecurrentMemory: {self.cells.used} of {self.spec.size} states used, {n} layers, {self.size_s_bytes} bytes>"
+
+    def close(self) -> None:
+        for buffer in self.buffers:
+            buffer.close()
+        for arena in self._arenas:
+            arena.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

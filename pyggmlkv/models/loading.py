@@ -1,0 +1,120 @@
+"""Weights by what they are for: the tensors that most architectures name and shape alike.
+
+An architecture's file asks for what it has; names and shapes are checked by `gguf.weights` below.
+Upstream: llama_model_base::create_tensor_qkv and the load_arch_tensors functions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pyggmlkv.binding import Tensor
+from pyggmlkv.gguf.hparams import HParams
+from pyggmlkv.gguf.weights import TensorLoader
+from pyggmlkv.graph.blocks import FFN, Linear, Norm, QKVWeights
+from pyggmlkv.graph.moe import MoE
+from pyggmlkv.graph.rope import RopeFactors
+
+Bias: TypeAlias = Literal["no", "optional", "required"]
+
+
+class WeightLoader:
+    """Asks a `TensorLoader` for named tensors with the shapes that hyperparameters give."""
+
+    def __init__(self, tensors: TensorLoader, hparams: HParams) -> None:
+        self._tensors = tensors
+        self.hp = hparams
+        self.rope: dict[int, RopeFactors] = {}
+        """Factors by layer as loaded, for the K-shift."""
+
+    def tensor(self, name: str, *ne: int) -> Tensor:
+        """A required tensor, full name."""
+        t = self._tensors.tensor(name, *ne)
+        assert t is not None
+        return t
+
+    def optional(self, name: str, *ne: int) -> Tensor | None:
+        return self._tensors.tensor(name, *ne, required=False)
+
+    def linear(self, name: str, *ne: int, bias: Bias = "optional") -> Linear:
+        """`name.weight` [n_in, n_out(, n_expert)], with its bias [n_out(, n_expert)] and scale where present."""
+        weight = self.tensor(f"{name}.weight", *ne)
+        return self._completed(name, weight, ne, bias)
+
+    def linear_or_none(self, name: str, *ne: int, bias: Bias = "optional") -> Linear | None:
+        weight = self.optional(f"{name}.weight", *ne)
+        return None if weight is None else self._completed(name, weight, ne, bias)
+
+    def _completed(self, name: str, weight: Tensor, ne: tuple[int, ...], bias: Bias) -> Linear:
+        b = None if bias == "no" else self._tensors.tensor(f"{name}.bias", *ne[1:], required=bias == "required")
+        n_scales = ne[2] if len(ne) > 2 else 1
+        return Linear(weight, b, self.optional(f"{name}.scale", n_scales))
+
+    def norm(self, name: str, n: int | None = None, *, bias: Bias = "no") -> Norm:
+        """`name.weight` [n], n_embd if not given."""
+        n = n or self.hp.n_embd
+        b = None if bias == "no" else self._tensors.tensor(f"{name}.bias", n, required=bias == "required")
+        return Norm(self.tensor(f"{name}.weight", n), b)
+
+    def tok_embd(self) -> Tensor:
+        return self.tensor("token_embd.weight", self.hp.n_embd, self.hp.n_vocab)
+
+    def output(self, *, bias: Bias = "no") -> Linear:
+        """The language head; models that tie it to the token embeddings get a second tensor of the same data."""
+        lin = self.linear_or_none("output", self.hp.n_embd, self.hp.n_vocab, bias=bias)
+        if lin is not None:
+            return lin
+        tied = self._tensors.tensor("token_embd.weight", self.hp.n_embd, self.hp.n_vocab, duplicated=True)
+        assert tied is not None
+        return Linear(tied)
+
+    def qkv(self, il: int) -> QKVWeights:
+        """One fused projection if the file has it, else three.  Upstream: create_tensor_qkv."""
+        hp, b = self.hp, f"blk.{il}"
+        n_q = hp.n_embd_head_k(il) * hp.n_head(il)
+        n_k, n_v = hp.n_embd_k_gqa(il), hp.n_embd_v_gqa(il)
+        fused = self.linear_or_none(f"{b}.attn_qkv", hp.n_embd, n_q + n_k + n_v)
+        if fused is not None:
+            return QKVWeights(wqkv=fused)
+        return QKVWeights(
+            wq=self.linear(f"{b}.attn_q", hp.n_embd, n_q),
+            wk=self.linear(f"{b}.attn_k", hp.n_embd, n_k),
+            wv=self.linear(f"{b}.attn_v", hp.n_embd, n_v),
+        )
+
+    def attn_output(self, il: int, *, bias: Bias = "optional") -> Linear:
+        hp = self.hp
+        return self.linear(f"blk.{il}.attn_output", hp.n_embd_head_v(il) * hp.n_head(il), hp.n_embd, bias=bias)
+
+    def rope_factors(self, il: int) -> RopeFactors:
+        """Per-dimension RoPE factors [n_rot / 2] that all layers share.  Upstream: TENSOR_DUPLICATED rope_freqs."""
+        n, load = self.hp.n_rot(il) // 2, self._tensors.tensor
+        if self.hp.rope_scaling_type_train == "longrope":
+            factors = RopeFactors(
+                long=load("rope_factors_long.weight", n, required=False, duplicated=il != 0),
+                short=load("rope_factors_short.weight", n, required=False, duplicated=il != 0),
+            )
+        else:
+            factors = RopeFactors(freqs=load("rope_freqs.weight", n, required=False, duplicated=il != 0))
+        self.rope[il] = factors
+        return factors
+
+    def ffn(self, il: int, *, bias: Bias = "optional") -> FFN:
+        """up, gate and down of layer `il`."""
+        n_embd, n_ff, b = self.hp.n_embd, self.hp.n_ff(il), f"blk.{il}"
+        return FFN(
+            gate=self.linear(f"{b}.ffn_gate", n_embd, n_ff, bias=bias),
+            down=self.linear(f"{b}.ffn_down", n_ff, n_embd, bias=bias),
+            up=self.linear(f"{b}.ffn_up", n_embd, n_ff, bias=bias),
+        )
+
+    def moe(self, il: int, n_ff: int | None = None, *, bias: Bias = "no") -> MoE:
+        """Gate and experts of layer `il`; `n_ff` is one expert's width."""
+        hp, b = self.hp, f"blk.{il}"
+        n_ff, n_expert = n_ff or hp.n_ff(il), hp.n_expert
+        return MoE(
+            gate_inp=self.linear(f"{b}.ffn_gate_inp", hp.n_embd, n_expert, bias=bias),
+            gate=self.linear_or_none(f"{b}.ffn_gate_exps", hp.n_embd, n_ff, n_expert, bias=bias),
+            down=self.linear(f"{b}.ffn_down_exps", n_ff, hp.n_embd, n_expert, bias=bias),
+            up=self.linear(f"{b}.ffn_up_exps", hp.n_embd, n_ff, n_expert, bias=bias),
+        )
