@@ -88,12 +88,9 @@ def _ssm_scan(ctx: TensorArena, w: Tensor, hp: HParams) -> Tensor:
 def _rwkv_wkv6(ctx: TensorArena, w: Tensor, hp: HParams) -> Tensor:
     head_size, n_head = w.ne[0], w.ne[1]
     k, v, r, decay = (ctx.new_tensor("f32", head_size, n_head, N_TOKENS) for _ in range(4))
-    return ops.rwkv_wkv6(ctx, k, v, r, w, decay, ctx.new_tensor("f32", head_size, N_SEQS, head_size, n_head))
-
-
-def _im2col(ctx: TensorArena, w: Tensor, hp: HParams) -> Tensor:
-    b = ctx.new_tensor("f32", hp.n_embd_inp, w.ne[1], 1, 1)
-    return ops.im2col(ctx, w, b, ops.Im2colParams(s0=1, p0=0, d0=1, is_2d=False), "f16")
+    return ops.rwkv_wkv6(
+        ctx, k, v, r, w, decay, ctx.new_tensor("f32", head_size * head_size * n_head, N_SEQS)
+    )
 
 
 TRIALS: Final[Mapping[str, Trial]] = MappingProxyType(
@@ -110,7 +107,6 @@ TRIALS: Final[Mapping[str, Trial]] = MappingProxyType(
         "ssm_conv": _ssm_conv,
         "ssm_scan": _ssm_scan,
         "rwkv_wkv6": _rwkv_wkv6,
-        "im2col": _im2col,
     }
 )
 
@@ -137,6 +133,10 @@ class BufferChoice:
     def _ask(
         self, name: str, dtype: str, ne: tuple[int, ...], op: str, bufts: BufferTypeList
     ) -> tuple[Device, BufferType]:
+        if op not in TRIALS:
+            raise GGUFTensorError(
+                f"tensor '{name}' feeds {op}, which no model here uses yet", tensor=name, op=op
+            )
         with TensorArena(16) as ctx:
             weight = ctx.new_tensor(dtype, *ne)
             try:

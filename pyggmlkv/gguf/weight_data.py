@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from pyggmlkv.binding.arena import TensorArena
 from pyggmlkv.binding.buffer import Buffer, BufferType
 from pyggmlkv.binding.device import Device
-from pyggmlkv.binding.gguf_file import validate_row_data
+from pyggmlkv.binding.gguf_file import GGUFFile, validate_row_data
 from pyggmlkv.binding.tensor import Tensor
 from pyggmlkv.errors import GGUFError, GGUFTensorError, LoadCancelledError
 
@@ -112,38 +112,42 @@ def load_data(
 
 
 class _Source:
-    """The bytes of the files: mapped, or read when asked for."""
+    """The bytes of the files: mapped, or read into one staging area when asked for."""
 
     def __init__(self, reader: GGUFReader, use_mmap: bool) -> None:
         self.reader = reader
-        self.maps: list[memoryview] = []
-        if use_mmap:
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0) if sys.platform != "win32" else 0
-            for file in reader.files:
-                if sys.platform == "win32":
-                    mapped = mmap.mmap(file.file.fileno(), 0, access=mmap.ACCESS_READ)
-                else:
-                    mapped = mmap.mmap(file.file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
-                self.maps.append(memoryview(mapped))
+        self.maps = [_map_file(file) for file in reader.files] if use_mmap else []
+        self._staging = bytearray()
 
     def read(self, weight: Weight) -> memoryview:
         """The bytes of one weight; good until the next call unless they are mapped."""
         n = weight.info.nbytes
         if self.maps:
             return self.maps[weight.file][weight.offset : weight.offset + n]
-        file = self.reader.files[weight.file].file
-        file.seek(weight.offset)
-        out = memoryview(bytearray(n))
+        if len(self._staging) < n:
+            self._staging = bytearray(n)
+        out = memoryview(self._staging)[:n]
+        file = self.reader.files[weight.file]
+        file.file.seek(weight.offset)
         done = 0
         while done < n:
-            got = file.readinto(out[done:])
+            got = file.file.readinto(out[done:])
             if not got:
                 raise GGUFError(
-                    f"{self.reader.files[weight.file].path}: became shorter while tensor '{weight.info.name}' was read",
+                    f"{file.path}: became shorter while tensor '{weight.info.name}' was read",
                     tensor=weight.info.name,
                 )
             done += got
         return out
+
+
+def _map_file(file: GGUFFile) -> memoryview:
+    """The whole file, read-only, its pages asked for at once where the system can."""
+    number = file.file.fileno()
+    if sys.platform == "win32":
+        return memoryview(mmap.mmap(number, 0, access=mmap.ACCESS_READ))
+    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if sys.platform == "linux" else 0)
+    return memoryview(mmap.mmap(number, 0, flags=flags, prot=mmap.PROT_READ))
 
 
 def _weights(p: Placed, reader: GGUFReader) -> Iterator[tuple[Tensor, Weight]]:
