@@ -91,14 +91,15 @@ def compare_model(
         arch = arch or models.ours.arch
         for name in cases:
             try:
-                kind, found = run_case(models, CASES[name])
+                result = run_case(models, name)
             except (PyggmlkvError, OracleError) as error:
                 yield Row(
                     arch, config, "", name, 0, False, None, None, None, f"{type(error).__name__}: {error}"
                 )
                 continue
+            kind, found = result.memory, result.comparison
             if found is None:
-                yield Row(arch, config, kind, name, 0, None, None, None, None, "not for this memory")
+                yield Row(arch, config, kind, name, 0, None, None, None, None, result.note)
                 continue
             yield Row(
                 arch, config, kind, name, found.rows, found.bits_equal, found.max_abs_diff, found.nmse,

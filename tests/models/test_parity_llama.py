@@ -120,9 +120,10 @@ def test_context_shift_in_the_middle_is_equal(
 
 @pytest.mark.parametrize("case", CASES)
 def test_tiny_models_are_equal_in_every_case(tiny: Models, case: str) -> None:
-    kind, found = run_case(tiny, CASES[case])
-    assert kind == "kv"
-    assert found is not None
+    result = run_case(tiny, case)
+    found = result.comparison
+    assert result.memory == "kv"
+    assert found is not None, result.note
     assert found.bits_equal, f"{found.first_difference} (max difference {found.max_abs_diff:g})"
     assert found.state_bytes_equal is not False, found.first_difference
 
@@ -132,7 +133,7 @@ def test_weight_types_are_equal(
     reference: Library, tiny_model: Callable[[TinyModel], Path], weight_type: str
 ) -> None:
     with Models(reference, tiny_model(TinyModel("llama", weight_type=weight_type))) as models:
-        _, found = run_case(models, CASES["greedy"])
+        found = run_case(models, "greedy").comparison
         assert found is not None
         assert found.bits_equal, f"{found.first_difference} (max difference {found.max_abs_diff:g})"
 

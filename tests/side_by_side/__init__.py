@@ -4,7 +4,7 @@ The one place beside the tests themselves that knows both sides. scripts/compare
 use it.
 """
 
-from .cases import CASES, Case, run_case
+from .cases import CASES, Case, Result, run_case
 from .pair import Comparison, Models, Pair, Setup
 
-__all__ = ["CASES", "Case", "Comparison", "Models", "Pair", "Setup", "run_case"]
+__all__ = ["CASES", "Case", "Comparison", "Models", "Pair", "Result", "Setup", "run_case"]

@@ -41,6 +41,16 @@ class RefModel:
 
         return RefContext(self, params or ContextParams())
 
+    def metadata(self, key: str) -> str | None:
+        """A scalar metadata value as text, or None."""
+        out = self.library.ffi.new("char[]", 1024)
+        n = self.library.lib.llama_model_meta_val_str(self.ptr, key.encode(), out, 1024)
+        return None if n < 0 else str(self.library.ffi.string(out).decode())
+
+    @property
+    def arch(self) -> str:
+        return self.metadata("general.architecture") or ""
+
     @property
     def n_vocab(self) -> int:
         return int(self.library.lib.llama_vocab_n_tokens(self.vocab))
