@@ -9,13 +9,28 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from pyggmlkv.binding import Tensor
+from pyggmlkv.gguf import keys
 from pyggmlkv.gguf.hparams import HParams
+from pyggmlkv.gguf.key_reader import KeyReader
 from pyggmlkv.gguf.weights import TensorLoader
 from pyggmlkv.graph.blocks import FFN, Linear, Norm, QKVWeights
 from pyggmlkv.graph.moe import MoE
 from pyggmlkv.graph.rope import RopeFactors
 
 Bias: TypeAlias = Literal["no", "optional", "required"]
+
+
+def check_heads(kv: KeyReader, hp: HParams, *, rotated_whole: bool = False) -> None:
+    """Refuse heads that the architecture's graph cannot be built for; upstream aborts on them.
+
+    Raises:
+        GGUFKeyError: K and V heads of different sizes, or (`rotated_whole`) RoPE over a part of a head.
+    """
+    head_dim = hp.n_embd_head_k()
+    if hp.n_embd_head_v() != head_dim:
+        kv.refuse(keys.ATTENTION_VALUE_LENGTH, f"{head_dim}, as a key's length", str(hp.n_embd_head_v()))
+    if rotated_whole and hp.n_rot() != head_dim:
+        kv.refuse(keys.ROPE_DIMENSION_COUNT, f"{head_dim}, the size of a head", str(hp.n_rot()))
 
 
 class WeightLoader:
@@ -64,6 +79,10 @@ class WeightLoader:
         lin = self.linear_or_none("output", self.hp.n_embd, self.hp.n_vocab, bias=bias)
         if lin is not None:
             return lin
+        return self.tied_output()
+
+    def tied_output(self) -> Linear:
+        """The token embeddings used once more, as the language head."""
         tied = self._tensors.tensor("token_embd.weight", self.hp.n_embd, self.hp.n_vocab, duplicated=True)
         assert tied is not None
         return Linear(tied)
@@ -82,22 +101,35 @@ class WeightLoader:
             wv=self.linear(f"{b}.attn_v", hp.n_embd, n_v),
         )
 
+    def fused_qkv(self, il: int, *, bias: Bias = "optional") -> QKVWeights:
+        """One fused projection, as the architecture has no other."""
+        hp = self.hp
+        n_out = hp.n_embd_head_k(il) * hp.n_head(il) + hp.n_embd_k_gqa(il) + hp.n_embd_v_gqa(il)
+        return QKVWeights(wqkv=self.linear(f"blk.{il}.attn_qkv", hp.n_embd, n_out, bias=bias))
+
     def attn_output(self, il: int, *, bias: Bias = "optional") -> Linear:
         hp = self.hp
         return self.linear(f"blk.{il}.attn_output", hp.n_embd_head_v(il) * hp.n_head(il), hp.n_embd, bias=bias)
 
     def rope_factors(self, il: int) -> RopeFactors:
-        """Per-dimension RoPE factors [n_rot / 2] that all layers share.  Upstream: TENSOR_DUPLICATED rope_freqs."""
-        n, load = self.hp.n_rot(il) // 2, self._tensors.tensor
-        if self.hp.rope_scaling_type_train == "longrope":
-            factors = RopeFactors(
-                long=load("rope_factors_long.weight", n, required=False, duplicated=il != 0),
-                short=load("rope_factors_short.weight", n, required=False, duplicated=il != 0),
-            )
-        else:
-            factors = RopeFactors(freqs=load("rope_freqs.weight", n, required=False, duplicated=il != 0))
-        self.rope[il] = factors
-        return factors
+        """Per-dimension RoPE factors that all layers share, as the file's scaling type says."""
+        return self.rope_long_short(il) if self.hp.rope_scaling_type_train == "longrope" else self.rope_freqs(il)
+
+    def rope_freqs(self, il: int) -> RopeFactors:
+        """One set of factors [n_rot / 2], if the file has it.  Upstream: TENSOR_DUPLICATED rope_freqs."""
+        self.rope[il] = RopeFactors(freqs=self._shared("rope_freqs.weight", il))
+        return self.rope[il]
+
+    def rope_long_short(self, il: int) -> RopeFactors:
+        """Factors [n_rot / 2] for contexts beyond the original one and for shorter ones, if the file has them."""
+        self.rope[il] = RopeFactors(
+            long=self._shared("rope_factors_long.weight", il), short=self._shared("rope_factors_short.weight", il)
+        )
+        return self.rope[il]
+
+    def _shared(self, name: str, il: int) -> Tensor | None:
+        n = self.hp.n_rot(il) // 2
+        return self._tensors.tensor(name, n, il=il, required=False, duplicated=il != 0)
 
     def ffn(self, il: int, *, bias: Bias = "optional") -> FFN:
         """up, gate and down of layer `il`."""
@@ -106,6 +138,15 @@ class WeightLoader:
             gate=self.linear(f"{b}.ffn_gate", n_embd, n_ff, bias=bias),
             down=self.linear(f"{b}.ffn_down", n_ff, n_embd, bias=bias),
             up=self.linear(f"{b}.ffn_up", n_embd, n_ff, bias=bias),
+        )
+
+    def ffn_shexp(self, il: int, n_ff: int) -> FFN:
+        """up, gate and down of the expert that all tokens of layer `il` share; `n_ff` is its width."""
+        n_embd, b = self.hp.n_embd, f"blk.{il}"
+        return FFN(
+            gate=self.linear(f"{b}.ffn_gate_shexp", n_embd, n_ff, bias="no"),
+            down=self.linear(f"{b}.ffn_down_shexp", n_ff, n_embd, bias="no"),
+            up=self.linear(f"{b}.ffn_up_shexp", n_embd, n_ff, bias="no"),
         )
 
     def moe(self, il: int, n_ff: int | None = None, *, bias: Bias = "no") -> MoE:

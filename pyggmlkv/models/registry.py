@@ -17,8 +17,13 @@ from pyggmlkv.memory.create import MemoryKind
 from pyggmlkv.models.loading import WeightLoader
 
 MODULES = {
+    "bloom": "bloom",
+    "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gpt-oss": "gpt_oss",
     "llama": "llama",
+    "llama4": "llama4",
+    "phi3": "phi3",
     "qwen3": "qwen3",
 }
 

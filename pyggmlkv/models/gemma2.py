@@ -1,0 +1,105 @@
+"""gemma2: sliding and full layers by turns, soft caps on scores and logits.  Upstream: models/gemma2.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pyggmlkv.binding import Tensor, ops
+from pyggmlkv.gguf import keys
+from pyggmlkv.gguf.hparams import HParams
+from pyggmlkv.gguf.key_reader import KeyReader
+from pyggmlkv.graph.attention import Attention, attn_iswa, inp_kv_iswa, rsqrt
+from pyggmlkv.graph.blocks import FFN, QKV, Linear, Norm, QKVWeights, ffn, linear, norm, qkv, softcap
+from pyggmlkv.graph.builder import GraphBuilder
+from pyggmlkv.graph.rope import rope_qk
+from pyggmlkv.models.loading import WeightLoader, check_heads
+
+MEMORY = "attention"
+N_LAYER_27B = 46
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    attn_norm: Norm
+    qkv: QKVWeights
+    wo: Linear
+    attn_post_norm: Norm
+    ffn_norm: Norm
+    ffn: FFN
+    ffn_post_norm: Norm
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weights:
+    tok_embd: Tensor
+    output_norm: Norm
+    output: Linear
+    layers: tuple[Layer, ...]
+
+
+def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
+    check_heads(kv, hp)
+    is_27b = hp.n_layer == N_LAYER_27B
+    hp = dataclasses.replace(
+        hp,
+        rope_type="neox",
+        swa_type="standard",
+        n_swa=kv.u32(keys.ATTENTION_SLIDING_WINDOW, 4096),
+        rope_freq_base_train_swa=kv.f32(keys.ROPE_FREQ_BASE_SWA, hp.rope_freq_base_train),
+        rope_freq_scale_train_swa=hp.rope_freq_scale_train,
+        f_norm_rms_eps=kv.f32(keys.ATTENTION_LAYERNORM_RMS_EPS),
+        attn_soft_cap=True,
+        f_attn_logit_softcapping=kv.f32(keys.ATTN_LOGIT_SOFTCAPPING, hp.f_attn_logit_softcapping),
+        f_final_logit_softcapping=kv.f32(keys.FINAL_LOGIT_SOFTCAPPING, hp.f_final_logit_softcapping),
+        f_attention_scale=rsqrt(hp.n_embd // hp.n_head() if is_27b else hp.n_embd_head_k()),
+    )
+    return hp.with_swa_pattern(kv.u32_if_scalar(keys.ATTENTION_SLIDING_WINDOW_PATTERN, 2))
+
+
+def load_layer(t: WeightLoader, hp: HParams, il: int) -> Layer:
+    return Layer(
+        attn_norm=t.norm(f"blk.{il}.attn_norm"),
+        qkv=t.qkv(il),
+        wo=t.attn_output(il, bias="no"),
+        attn_post_norm=t.norm(f"blk.{il}.post_attention_norm"),
+        ffn_norm=t.norm(f"blk.{il}.ffn_norm"),
+        ffn=t.ffn(il, bias="no"),
+        ffn_post_norm=t.norm(f"blk.{il}.post_ffw_norm"),
+    )
+
+
+def load_weights(t: WeightLoader, hp: HParams) -> Weights:
+    return Weights(
+        tok_embd=t.tok_embd(),
+        output_norm=t.norm("output_norm"),
+        output=t.tied_output(),
+        layers=tuple(load_layer(t, hp, il) for il in range(hp.n_layer)),
+    )
+
+
+def build(g: GraphBuilder, w: Weights) -> None:
+    hp = g.hparams
+    head_dim = hp.n_embd_head_k()
+    how = Attention(kq_scale=1.0)
+    cur = g.name(ops.scale(g.ctx, g.inp_embd(w.tok_embd), math.sqrt(hp.n_embd)), "inp_scaled")
+    pos = g.inp_pos()
+    inp = inp_kv_iswa(g)
+    out_ids = g.inp_out_ids()
+    for il, layer in enumerate(w.layers):
+        residual = cur
+        cur = g.name(norm(g, cur, layer.attn_norm, il), "attn_norm", il)
+        q, k, v = rope_qk(g, qkv(g, layer.qkv, cur, head_dim, il), pos, il)
+        cur = attn_iswa(g, inp, layer.wo, QKV(ops.scale(g.ctx, q, hp.f_attention_scale), k, v), how, il)
+        if il == hp.n_layer - 1:
+            cur = ops.get_rows(g.ctx, cur, out_ids)
+            residual = ops.get_rows(g.ctx, residual, out_ids)
+        cur = g.name(norm(g, cur, layer.attn_post_norm, il), "attn_post_norm", il)
+        sa_out = g.name(ops.add(g.ctx, cur, residual), "sa_out", il)
+        cur = g.name(norm(g, sa_out, layer.ffn_norm, il), "ffn_norm", il)
+        cur = g.name(ffn(g, cur, layer.ffn, "gelu", il), "ffn_out", il)
+        cur = g.name(norm(g, cur, layer.ffn_post_norm, -1), "ffn_post_norm")
+        cur = g.name(ops.add(g.ctx, cur, sa_out), "l_out", il)
+    g.embd = g.name(norm(g, cur, w.output_norm, -1), "result_norm")
+    cur = softcap(g, linear(g, w.output, g.embd), hp.f_final_logit_softcapping)
+    g.logits = g.expand(g.name(cur, "result_output"))
