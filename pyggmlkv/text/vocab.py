@@ -51,6 +51,18 @@ _END_OF_GENERATION = frozenset(
         *("<turn|>", "<|tool_response>", "[e~["),
     )
 )
+# Texts of the fill-in-the-middle tokens, where the file gives no id. The last three end a generation.
+_FILL_IN_THE_MIDDLE = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>")
+    + ("<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>")
+    + ("<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>")
+    + ("<|code_middle|>", "<|middle|>"),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
 _ALWAYS_SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
 
@@ -73,6 +85,7 @@ class Vocab:
         self.eot = self._special_id(metadata, "eot", None)
         if self.eot is None:
             self.eot = next((self.ids[t] for t in _END_OF_TURN if t in self.ids), None)
+        self.fim = self._fill_in_the_middle(metadata)
         self.eog = self._end_of_generation(metadata)
         self._mark_control_looking()
         special = (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
@@ -121,14 +134,23 @@ class Vocab:
                 return int(candidate)
         return None
 
+    def _fill_in_the_middle(self, metadata: Metadata) -> dict[str, int]:
+        """Ids of the fill-in-the-middle tokens that this vocabulary has."""
+        found: dict[str, int] = {}
+        for name, texts in _FILL_IN_THE_MIDDLE.items():
+            given = self._special_id(metadata, name, None)
+            if given is None:
+                given = next((self.ids[t] for t in texts if t in self.ids), None)
+                if given is not None:
+                    self.kinds[given] = TokenKind.CONTROL
+            if given is not None:
+                found[name] = given
+        return found
+
     def _end_of_generation(self, metadata: Metadata) -> frozenset[int]:
         found = {i for t, i in self.ids.items() if t in _END_OF_GENERATION}
         eom = self._special_id(metadata, "eom", None)
-        found |= {
-            i
-            for name in ("fim_pad", "fim_rep", "fim_sep")
-            if (i := self._special_id(metadata, name, None)) is not None
-        }
+        found |= {i for name, i in self.fim.items() if name in ("fim_pad", "fim_rep", "fim_sep")}
         found |= {i for i in (self.eos, self.eot, eom) if i is not None}
         texts = {self.tokens[i] for i in found}
         calls = "<|call|>" in texts or "<|calls|>" in texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,17 @@ class Pair:
         fields = GGUFReader(path).fields
         self.ours = Tokenizer.from_metadata({k: f.contents() for k, f in fields.items()})
         self.theirs = RefModel(reference, path)
+        self.their_eog = logged_eog(path, reference)
+
+
+def logged_eog(path: Path, reference: Library) -> set[int]:
+    """The end-of-generation tokens that the reference lists in its log when it loads a vocabulary."""
+    params = reference.lib.llama_model_default_params()
+    params.vocab_only = True
+    with reference.captured_log() as log:
+        model = reference.lib.llama_model_load_from_file(str(path).encode(), params)
+    reference.lib.llama_model_free(model)
+    return {int(i) for i in re.findall(r"load:\s+- (\d+) \('", "".join(log))}
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3_270m"])
@@ -43,6 +55,10 @@ def test_ids_are_the_reference_s(pair: Pair, name: str, parse_special: bool) -> 
 def test_ids_without_added_tokens_are_the_reference_s(pair: Pair, name: str) -> None:
     expected = pair.theirs.tokenize(NASTY[name], add_special=False)
     assert pair.ours.encode(NASTY[name], add_special=False) == expected
+
+
+def test_the_tokens_that_end_a_generation_are_the_reference_s(pair: Pair) -> None:
+    assert pair.their_eog and pair.ours.eog == pair.their_eog
 
 
 def test_ids_of_random_mixtures_are_the_reference_s(pair: Pair) -> None:
