@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyggmlkv.binding.buffer import Buffer as Buffer
     from pyggmlkv.binding.buffer import BufferType as BufferType
     from pyggmlkv.binding.callbacks import AbortGate as AbortGate
+    from pyggmlkv.binding.callbacks import set_log_level as set_log_level
     from pyggmlkv.binding.cgraph import ComputeGraph as ComputeGraph
     from pyggmlkv.binding.device import Device as Device
     from pyggmlkv.binding.device import DeviceCaps as DeviceCaps
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pyggmlkv.binding.dtypes import row_size as row_size
     from pyggmlkv.binding.dtypes import type_traits as type_traits
     from pyggmlkv.binding.handle import Owner as Owner
-    from pyggmlkv.binding.log import set_log_level as set_log_level
     from pyggmlkv.binding.ops.rope import RopeParams as RopeParams
     from pyggmlkv.binding.scheduler import Scheduler as Scheduler
     from pyggmlkv.binding.tensor import Tensor as Tensor
@@ -51,7 +51,7 @@ _HOMES: dict[str, tuple[str, str]] = {
     "row_size": ("dtypes", "row_size"),
     "type_traits": ("dtypes", "type_traits"),
     "Owner": ("handle", "Owner"),
-    "set_log_level": ("log", "set_log_level"),
+    "set_log_level": ("callbacks", "set_log_level"),
     "RopeParams": ("ops.rope", "RopeParams"),
     "Scheduler": ("scheduler", "Scheduler"),
     "Tensor": ("tensor", "Tensor"),
@@ -62,7 +62,6 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_module("pyggmlkv.binding.log")  # ggml's log is caught before anything of ggml runs
     value = getattr(import_module(f"{__name__}.{home[0]}"), home[1])
     globals()[name] = value
     return value

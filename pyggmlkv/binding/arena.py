@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyggmlkv._ggml import ffi, lib
+from pyggmlkv.binding.callbacks import StoredError
 from pyggmlkv.binding.dtypes import dtype_info, row_size
 from pyggmlkv.binding.handle import Owner, Resource
 from pyggmlkv.binding.tensor import Tensor
@@ -80,7 +81,8 @@ class TensorArena(Owner):
         self._foreign.clear()
         self._buffers: dict[Any, Buffer] = {}
         self._compute: tuple[Resource, list[bool]] | None = None
-        self._keep: list[object] = []
+        self._keep: list[object] = []  # handles that C holds
+        self._errors: list[StoredError] = []  # where ops written in Python leave what they raise
 
     def _stale(self) -> BindingError:
         resource = self._resource

@@ -218,6 +218,8 @@ class Backend(Owner):
             owner.busy -= 1
         if self._gate is not None:
             self._gate.finish()
+        for error in graph.arena._errors:
+            error.reraise()
         check_status(status, f"backend {self.name}")
 
     def synchronize(self) -> None:

@@ -6,6 +6,7 @@ Upstream: ggml-backend.h, ggml_backend_buffer(_type); ggml-alloc.h, ggml_backend
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyggmlkv._ggml import ffi, lib
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pyggmlkv.binding.device import Device
 
 Usage = Literal["any", "weights", "compute"]
-_USAGES: dict[str, int] = {
+_USAGES: Mapping[Usage, int] = {
     "any": lib.GGML_BACKEND_BUFFER_USAGE_ANY,
     "weights": lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS,
     "compute": lib.GGML_BACKEND_BUFFER_USAGE_COMPUTE,
@@ -192,8 +193,7 @@ class Buffer(Owner):
     def usage(self) -> Usage:
         """`weights` steers the Scheduler: ops run where their weights are."""
         number = lib.ggml_backend_buffer_get_usage(self._pointer)
-        found: list[Usage] = [name for name in ("any", "weights", "compute") if _USAGES[name] == number]  # type: ignore[misc]
-        return found[0]
+        return next(name for name, value in _USAGES.items() if value == number)
 
     @usage.setter
     def usage(self, usage: Usage) -> None:

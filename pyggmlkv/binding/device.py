@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pyggmlkv import _ggml
 from pyggmlkv._ggml import ffi, lib
 from pyggmlkv.binding.backend import Backend, proc_address
 from pyggmlkv.binding.buffer import BufferType
@@ -161,7 +160,7 @@ class Device:
 def _load_modules() -> None:
     """A portable build registers nothing by itself: its backends are modules in the package's `_lib`."""
     if not lib.ggml_backend_dev_count():
-        folder = Path(_ggml.__file__).parent / "_lib"
+        folder = Path(__file__).parents[1] / "_lib"
         lib.ggml_backend_load_all_from_path(str(folder).encode())
 
 

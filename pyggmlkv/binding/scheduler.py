@@ -154,6 +154,8 @@ class Scheduler(Owner):
         for backend in self.backends:
             if backend._gate is not None:
                 backend._gate.finish()
+        for error in arena._errors:
+            error.reraise()
         if watch is not None:
             watch.reraise()
             if watch.stopped:
