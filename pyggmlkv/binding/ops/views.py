@@ -92,7 +92,7 @@ def _view(
             packed *= n
         end = max(end, offset + packed)  # upstream asks for room for a packed copy too
     available = _extent(a)
-    if end > available:
+    if end > available and 0 not in ne:
         raise shape_error(
             name,
             f"sizes {list(ne)}, strides {list(nb)}, offset {offset} reach byte {end} of {available}",
