@@ -88,9 +88,7 @@ def _ssm_scan(ctx: TensorArena, w: Tensor, hp: HParams) -> Tensor:
 def _rwkv_wkv6(ctx: TensorArena, w: Tensor, hp: HParams) -> Tensor:
     head_size, n_head = w.ne[0], w.ne[1]
     k, v, r, decay = (ctx.new_tensor("f32", head_size, n_head, N_TOKENS) for _ in range(4))
-    return ops.rwkv_wkv6(
-        ctx, k, v, r, w, decay, ctx.new_tensor("f32", head_size * head_size * n_head, N_SEQS)
-    )
+    return ops.rwkv_wkv6(ctx, k, v, r, w, decay, ctx.new_tensor("f32", head_size * head_size * n_head, 1))
 
 
 TRIALS: Final[Mapping[str, Trial]] = MappingProxyType(
