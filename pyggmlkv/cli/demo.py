@@ -21,8 +21,8 @@ from pyggmlkv.text import Tokenizer
 MODEL = "smollm2-135m"
 N_CTX = 128
 N_PREDICT = 200
-PROMPT = "The lighthouse keeper's diary. Tonight the fog came in early, and"
-SETTINGS = SamplerSettings(temp=0.7, top_k=40, top_p=0.95, seed=7)
+PROMPT = "Once upon a time, in a village at the edge of the sea, there lived a clockmaker who"
+SETTINGS = SamplerSettings(temp=0.9, top_k=40, top_p=0.9, seed=1)
 
 
 def main() -> int:
@@ -113,7 +113,8 @@ class Page:
                 self.end_line()
             if self._column + len(word) > self._width and word.startswith(" "):
                 self.end_line()
-                word = word[1:]
+            if not self._column:
+                word = word.removeprefix(" ")
             sys.stdout.write(output.styled(word, *styles) if word else "")
             self._column += len(word)
         sys.stdout.flush()
