@@ -280,6 +280,26 @@ def test_no_free_cell_is_reported_and_nothing_changes() -> None:
     assert image(cells) == before
 
 
+def test_no_free_cell_for_the_second_sequence_undoes_the_first() -> None:
+    cells = RecurrentCells(2)
+    step(cells, [[0], [1]])
+    cells.seq_rm(0)
+    cells.tail[1] = -1
+    before = image(cells)
+    with pytest.raises(NoSlotError):
+        cells.find_slot(ubatch([[0], [1]], [[0], [0]]))
+    assert image(cells) == before
+
+
+@pytest.mark.parametrize("forget", [lambda c: c.seq_rm(None), lambda c: c.seq_keep(1), lambda c: c.seq_rm(0)])
+def test_a_pending_rollback_is_forgotten_with_its_sequence(forget: Any) -> None:
+    cells = RecurrentCells(2, n_rs_seq=3)
+    step(cells, [[0]], 6)
+    assert cells.seq_rm(0, 4) and cells.rs_idx[0] == 2
+    forget(cells)
+    assert not cells.rs_idx.any() and (cells.rs_pos == -1).all()
+
+
 def test_planned_slots_apply_in_order_and_undo_exactly() -> None:
     cells = RecurrentCells(4)
     step(cells, [[2], [0]], 2)
