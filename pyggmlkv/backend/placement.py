@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from pyggmlkv.binding.device import Device, cpu_device, devices
 from pyggmlkv.errors import BackendError
 from pyggmlkv.types import F32
 
+MAX_LAYERS: Final = 512
+"""Upstream: LLAMA_MAX_LAYERS."""
 BufferTypeList: TypeAlias = tuple[tuple[Device, BufferType], ...]
 
 
@@ -92,8 +94,10 @@ def place_layers(
     """Give the last `n_gpu_layers` layers (None: all, the output counted as one) to the devices of `offload`.
 
     `tensor_split` weighs the devices; by default their free memory does.
-    Raises: BackendError if `tensor_split` does not fit the devices.
+    Raises: BackendError if `tensor_split` does not fit the devices, or for more layers than any model has.
     """
+    if not 0 <= n_layer <= MAX_LAYERS:
+        raise BackendError(f"{n_layer} layers cannot be placed, at most {MAX_LAYERS}", n_layer=n_layer)
     cpu = cpu_device()
     cpu_bufts = cpu_buft_list(offload, use_extra_bufts)
     bufts = {cpu.name: cpu_bufts} | {d.name: (*device_buft_list(d), *cpu_bufts) for d in offload}

@@ -70,46 +70,14 @@ def _open_regular(path: str) -> io.FileIO:
         raise GGUFError(f"{path}: cannot be opened: {e.strerror}", path=path, errno=e.errno) from e
 
 
-class GGUFFile(Owner):
-    """One open GGUF file.
+class _Context(Owner):
+    """ggml's parsed header, from which metadata values are read; it may outlive the open file."""
 
-    Raises: GGUFFormatError for anything but a whole, well-formed GGUF file; GGUFError if it cannot be opened.
-    """
+    def __init__(self, handle: Any) -> None:
+        self._own(handle, lib.gguf_free)
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        file = _open_regular(self.path)
-        try:
-            self.nbytes = os.fstat(file.fileno()).st_size
-            header = read_header(file, self.nbytes, self.path, _TYPES)
-            handle = self._parse(header)
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-        self._own(handle, _Release(file))
-        self.version: int = header.version
-        self.alignment: int = header.alignment
-        self.data_offset: int = header.data_offset
-        self.metadata = Metadata(header.keys, self._read_value)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(header.tensors))
-
-    def _parse(self, header: Header) -> Any:
-        params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
-        handle = lib.gguf_init_from_buffer(ffi.from_buffer(header.raw), len(header.raw), params[0])
-        if handle == ffi.NULL:
-            raise GGUFFormatError(f"{self.path}: ggml refused the header; its log says why", path=self.path)
-        same = (
-            lib.gguf_get_n_kv(handle) == len(header.keys)
-            and lib.gguf_get_n_tensors(handle) == len(header.tensors)
-            and lib.gguf_get_data_offset(handle) == header.data_offset
-        )
-        if not same:
-            lib.gguf_free(handle)
-            raise GGUFFormatError(f"{self.path}: ggml reads the header differently", path=self.path)
-        return handle
-
-    def _read_value(self, info: KeyInfo, n: int) -> MetadataValue:
+    def read(self, info: KeyInfo, n: int) -> MetadataValue:
+        """A single value, or the first `n` elements of an array."""
         handle, i = self._pointer, info.index
         if info.array_type is None:
             if info.type == "str":
@@ -130,32 +98,72 @@ class GGUFFile(Owner):
         array.flags.writeable = False
         return array
 
+
+def _parse(header: Header, path: str) -> _Context:
+    params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
+    handle = lib.gguf_init_from_buffer(ffi.from_buffer(header.raw), len(header.raw), params[0])
+    if handle == ffi.NULL:
+        raise GGUFFormatError(f"{path}: ggml refused the header; its log says why", path=path)
+    context = _Context(handle)
+    same = (
+        lib.gguf_get_n_kv(handle) == len(header.keys)
+        and lib.gguf_get_n_tensors(handle) == len(header.tensors)
+        and lib.gguf_get_data_offset(handle) == header.data_offset
+    )
+    if not same:
+        context.close()
+        raise GGUFFormatError(f"{path}: ggml reads the header differently", path=path)
+    return context
+
+
+class GGUFFile(Owner):
+    """One open GGUF file.
+
+    Raises: GGUFFormatError for anything but a whole, well-formed GGUF file; GGUFError if it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        file = _open_regular(self.path)
+        try:
+            self.nbytes = os.fstat(file.fileno()).st_size
+            header = read_header(file, self.nbytes, self.path, _TYPES)
+            self._context = _parse(header, self.path)
+        except BaseException:
+            file.close()
+            raise
+        self._own(file, io.FileIO.close, parents=(self._context,))
+        self.version: int = header.version
+        self.alignment: int = header.alignment
+        self.data_offset: int = header.data_offset
+        self.metadata = Metadata(header.keys, self._context.read)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(header.tensors))
+
     @property
     def file(self) -> io.FileIO:
         """The file, open as long as this object: for mapping or reading tensor data."""
-        self._checked_resource()
-        return self._file
+        file: io.FileIO = self._pointer
+        return file
 
     def file_offset(self, name: str) -> int:
         """Where a tensor's data start, in bytes from the start of the file."""
         return self.data_offset + self.tensors[name].offset
+
+    def close(self) -> None:
+        """Close the file, and with it the metadata."""
+        super().close()
+        if self._resource is not None:
+            self._context.close()
+
+    def close_data(self) -> None:
+        """Close the file only: metadata stay readable as long as somebody holds them."""
+        super().close()
 
     def __repr__(self) -> str:
         return (
             f"<GGUFFile {os.path.basename(self.path)!r} v{self.version}, {len(self.metadata)} keys, "
             f"{len(self.tensors)} tensors, {self.nbytes} bytes>"
         )
-
-
-class _Release:
-    """Frees ggml's context and closes the file; holds no reference to the owner."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        self.file = file
-
-    def __call__(self, handle: Any) -> None:
-        lib.gguf_free(handle)
-        self.file.close()
 
 
 def _decode(string: Any) -> str:

@@ -9,6 +9,7 @@ checks that later); empty tensor names and zero bytes in names are refused; coun
 from __future__ import annotations
 
 import io
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ TypeTable = Mapping[int, TypeTraits]
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """One key: `type` is `u32`, `str`, ... or `arr` (then `array_type` and the number of elements `n` count)."""
+    """One key: `type` is `u32`, ..., `str` or `arr`, and then `array_type` and `n` elements count."""
 
     index: int
     type: str
@@ -88,8 +89,7 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
-        a, b, c, d = self.ne
-        return a * b * c * d
+        return math.prod(self.ne)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +356,7 @@ def _read_tensor(cur: _Cursor, name: str, types: TypeTable) -> TensorInfo:
     ne = [cur.unpack("<Q", f"dimension {d} of {what}") for d in range(n_dims)] + [1] * (MAX_DIMS - n_dims)
     number = cur.unpack("<I", f"the type of {what}")
     offset = cur.unpack("<Q", f"the offset of {what}")
-    product = 1
-    for d in ne:
-        product *= max(d, 1)
-    if max(ne) > INT64_MAX or product >= INT64_MAX:
+    if max(ne) > INT64_MAX or math.prod(max(d, 1) for d in ne) >= INT64_MAX:
         raise cur.error(
             f"{what} has dimensions {ne}, more elements than 63 bits count", tensor=name, ne=tuple(ne)
         )

@@ -79,9 +79,9 @@ class GGUFReader:
         return KeyReader(self.arch if arch is None else arch, self.files[0].metadata)
 
     def close(self) -> None:
-        """Close the files; weights that are mapped stay."""
+        """Close the files; metadata stay readable while somebody holds them, and weights that are mapped stay."""
         for file in self.files:
-            file.close()
+            file.close_data()
 
     def __enter__(self) -> Self:
         return self

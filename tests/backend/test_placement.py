@@ -99,6 +99,12 @@ def test_weights_that_do_not_fit_the_devices_are_refused(split):
         place_layers(4, [FakeDevice("A"), FakeDevice("B")], tensor_split=split)
 
 
+@pytest.mark.parametrize("n", [-1, 513, 2**32 - 1])
+def test_more_layers_than_any_model_has_are_refused_at_once(n):
+    with pytest.raises(BackendError, match="layers"):
+        place_layers(n)
+
+
 def test_naming_the_cpu_selects_no_device():
     assert select_devices(["cpu"]) == ()
     assert select_devices([cpu_device()]) == ()

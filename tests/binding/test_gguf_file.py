@@ -157,6 +157,24 @@ def test_use_after_close_is_refused(write):
         _ = f.file
 
 
+def test_metadata_can_outlive_the_open_file(write):
+    f = GGUFFile(write(tiny()))
+    metadata = f.metadata
+    f.close_data()
+    with pytest.raises(ClosedError):
+        _ = f.file
+    del f
+    assert metadata["b.str"] == ["one", "", "drei é"]
+
+
+def test_the_start_of_an_array_is_read_alone(write):
+    with GGUFFile(write(tiny())) as f:
+        assert f.metadata.first("b.str", 2) == ["one", ""]
+        assert f.metadata.first("b.i32", 1).tolist() == [-1]
+        assert f.metadata.first("b.i32", 9).tolist() == [-1, 2, 3]
+        assert f.metadata.first("a.u8", 1) == 200
+
+
 def test_opening_and_closing_leaks_no_descriptor(write):
     path = write(tiny())
     broken = write(b"GGUF\3\0\0\0", "broken.gguf")
