@@ -144,9 +144,14 @@ class TensorArena(Owner):
         return Tensor(self, found)
 
     def reset(self) -> None:
-        """Forget all tensors and graphs, keep the memory; tensors made before raise ClosedError from now on."""
+        """Forget all tensors and graphs, keep the memory; tensors made before raise ClosedError from now on.
+
+        Raises: BindingError while C is running on it, or while NumPy views show data that lies in it.
+        """
         resource = self._checked_resource()
         resource._refuse_if_busy()
+        if resource.n_views:
+            raise BindingError(f"reset: {resource.n_views} NumPy views show data of this arena; drop them first")
         for child in reversed(list(resource._children.values())):
             child.close()
         lib.ggml_reset(resource.pointer)

@@ -5,6 +5,7 @@ Does not know where it will run. Upstream: ggml.h, ggml_cgraph, ggml_build_forwa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyggmlkv._ggml import ffi, lib
@@ -68,6 +69,35 @@ class ComputeGraph:
             self._expand_checked(tensor)
         else:
             lib.ggml_build_forward_expand(pointer, tensor._p)
+
+    def build_forward_select(self, tensors: Sequence[Tensor], index: int) -> Tensor:
+        """Add all of `tensors`, of which only number `index` is computed; returns that one.
+
+        For graphs of constant topology that compute different things. Raises: as `build_forward_expand`; ShapeError.
+        """
+        if not 0 <= index < len(tensors):
+            raise ShapeError(f"build_forward_select: index {index} of {len(tensors)} tensors", index=index)
+        self._want_room_for_all(tensors)
+        operands = ffi.new("struct ggml_tensor *[]", [t._p for t in tensors])
+        lib.ggml_build_forward_select(self._p, operands, len(tensors), index)
+        return tensors[index]
+
+    def build_forward_order(self, tensor: Tensor) -> None:
+        """Add `tensor` and what it needs, computed only if a node that is computed needs them."""
+        self._want_room_for_all([tensor])
+        lib.ggml_build_forward_order(self._p, tensor._p)
+
+    def _want_room_for_all(self, tensors: Sequence[Tensor]) -> None:
+        self._pointer  # noqa: B018  (raises if stale)
+        self.arena._adopt(*tensors)
+        self.checked.clear()
+        bound = _n_headers(self.arena, set())
+        if bound > self.size:
+            raise ArenaFullError(
+                f"this graph has room for {self.size} nodes, its arenas hold {bound} tensors: make it larger",
+                size=self.size,
+                needed=bound,
+            )
 
     def _expand_checked(self, tensor: Tensor) -> None:
         """Count first, then add in post-order, so that upstream's recursion stays shallow."""

@@ -108,6 +108,11 @@ class Resource:
         """Keep `thing` alive until the C object is freed (replaces what was kept)."""
         self._keep = thing
 
+    @property
+    def n_views(self) -> int:
+        """NumPy views that point into this memory."""
+        return self._exports
+
     def export(self) -> None:
         """A NumPy view now points into this memory: closing waits for it."""
         self._exports += 1

@@ -84,21 +84,26 @@ def im2col_back(
     ctx: TensorArena, a: Tensor, b: Tensor, ne: tuple[int, int, int, int],
     s0: int, s1: int, p0: int, p1: int, d0: int, d1: int, is_2D: bool,
 ) -> Tensor:  # fmt: skip
-    """Gradient of `im2col`: b is that of its result, `ne` the shape of its data -> `ne` f32."""
+    """Gradient of `im2col`: a is that of its result, b the kernel, `ne` the shape of its data -> `ne` f32.
+
+    Upstream's header names the two operands the other way round; this is what its code does.
+    """
     name = "im2col_back"
     enter(ctx, 1, a, b)
     want_f32(name, a=a)
     want_dtype(name, "b", b, F32_F16)
-    want_contiguous(name, b=b)
+    want_contiguous(name, a=a)
     if len(ne) != 4 or min(ne) < 1:
         raise ShapeError(f"{name}: ne must be four positive sizes, got {ne}", ne=ne)
     _steps(name, (s0, s1) if is_2D else (s0,), (p0, p1) if is_2D else (p0,), (d0, d1) if is_2D else (d0,))
-    columns = _out(ne[0], a.ne[0], s0, p0, d0)
+    columns = _out(ne[0], b.ne[0], s0, p0, d0)
     if is_2D:
-        expected = (a.ne[0] * a.ne[1] * a.ne[2], columns, _out(ne[1], a.ne[1], s1, p1, d1), ne[3])
+        want_ne(name, "b", b, None, None, ne[2])
+        expected = (b.ne[0] * b.ne[1] * b.ne[2], columns, _out(ne[1], b.ne[1], s1, p1, d1), ne[3])
     else:
-        expected = (a.ne[0] * a.ne[1], columns, ne[2], 1)
-    want_ne(name, "b", b, *expected)
+        want_ne(name, "b", b, None, ne[1])
+        expected = (b.ne[0] * b.ne[1], columns, ne[2], 1)
+    want_ne(name, "a", a, *expected)
     return ctx._made(
         lib.ggml_im2col_back(ctx._p, a._p, b._p, ffi.new("int64_t[4]", ne), s0, s1, p0, p1, d0, d1, is_2D)
     )

@@ -124,8 +124,13 @@ def gated_linear_attn(
 def rwkv_wkv7(
     ctx: TensorArena, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
 ) -> Tensor:
-    """RWKV 7: all [S, H, n_tokens], state [S * S * H, n_seqs] -> [S * H, n_tokens + S * n_seqs]."""
+    """RWKV 7: all [S, H, n_tokens], state [S * S * H, n_seqs] -> [S * H, n_tokens + S * n_seqs].
+
+    Raises: ShapeError unless S is a multiple of 64: the CPU's vector loop reads and writes in steps of up to 64.
+    """
     enter(ctx, 1, r, w, k, v, a, b, state)
+    if k.ne[0] % 64:
+        raise shape_error("rwkv_wkv7", "the head size must be a multiple of 64 (the CPU's vector step)", k=k)
     _same_heads("rwkv_wkv7", k, state, {"r": r, "w": w, "v": v, "a": a, "b": b})
     return ctx._made(lib.ggml_rwkv_wkv7(ctx._p, r._p, w._p, k._p, v._p, a._p, b._p, state._p))
 
