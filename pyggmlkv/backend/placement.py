@@ -1,4 +1,4 @@
-"""Where each layer lives: for input, layers and output the buffer types that may hold their weights, best first.
+"""Where each layer lives: for input, layers and output the buffer types that may hold weights, best first.
 
 Chooses devices for layers, not buffer types for weights. Upstream: llama-model.cpp, make_cpu_buft_list,
 make_gpu_buft_list and the first part of load_tensors.
@@ -34,7 +34,7 @@ class LayerPlacement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A settled `LayerPlacement`. `layer_devices` has one device a layer, next-token prediction layers included."""
+    """A settled `LayerPlacement`. `layer_devices` has one entry a layer, next-token prediction included."""
 
     cpu: Device
     devices: tuple[Device, ...]
@@ -62,7 +62,7 @@ class Placement:
 
 
 def cpu_buft_list(offload: Sequence[Device] = (), use_extra_bufts: bool = True) -> BufferTypeList:
-    """Buffer types for weights that the CPU works on: accelerators, the first device's host memory, the CPU's own
+    """Buffer types for weights that the CPU works on: accelerators, the first device's host memory, the CPU's
     repacked layouts, plain memory. Upstream: make_cpu_buft_list.
     """
     cpu = cpu_device()

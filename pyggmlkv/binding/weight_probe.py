@@ -1,4 +1,4 @@
-"""One question to a device: could it run this op if that operand lay in this kind of memory? Nothing is allocated.
+"""One question to a device, without allocating: could it run this op if that operand lay in such memory?
 
 Upstream: llama-model-loader.cpp, the end of weight_buft_supported.
 """

@@ -1,6 +1,6 @@
-"""Which buffer type may hold a weight: the first of a list whose device can run, from there, the op the weight feeds.
+"""Which buffer type may hold a weight: the first of a list whose device can run the op that the weight feeds.
 
-This is what puts weights into the CPU's repacked layouts, as libllama does, and so makes results equal to its.
+This puts weights into the CPU's repacked layouts where libllama does, which makes results equal to its.
 Upstream: llama-model-loader.cpp, weight_buft_supported, select_weight_buft.
 """
 
@@ -147,8 +147,8 @@ class BufferChoice:
                 if supports_op_with(device, trial, weight, buffer_type):
                     return device, buffer_type
         raise GGUFTensorError(
-            f"tensor '{name}' ({dtype}, {list(ne)}): none of {', '.join(b.name for _, b in bufts)} can hold it "
-            f"for {op}",
+            f"tensor '{name}' ({dtype}, {list(ne)}): no buffer type of {', '.join(b.name for _, b in bufts)} "
+            f"can hold it for {op}",
             tensor=name,
             op=op,
         )

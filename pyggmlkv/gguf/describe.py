@@ -25,8 +25,8 @@ Json: TypeAlias = None | bool | int | float | str | list["Json"] | dict[str, "Js
 def describe(reader: GGUFReader, max_items: int = 8) -> dict[str, Json]:
     """Architecture, sizes, element types, hyperparameters, metadata and tensors of an open model.
 
-    Arrays of more than `max_items` elements become `{"type", "length", "first"}`; sizes are bytes; shapes are in
-    ggml order. `hparams` is None, and `hparams_error` says why, for files that hold no whole model.
+    Arrays of more than `max_items` elements become `{"type", "length", "first"}`; sizes are bytes; shapes are
+    in ggml order. `hparams` is None, and `hparams_error` says why, for files that hold no whole model.
     """
     kr = reader.keys_of()
     hparams, error = _hparams(reader)
@@ -50,7 +50,7 @@ def describe(reader: GGUFReader, max_items: int = 8) -> dict[str, Json]:
 
 
 def describe_hparams(hparams: HParams) -> dict[str, Json]:
-    """The hyperparameters that a file sets: those at their default are left out, equal layers become one number."""
+    """The hyperparameters that a file sets: no defaults, and one number where all layers are equal."""
     out: dict[str, Json] = {}
     for f in fields(hparams):
         value: object = getattr(hparams, f.name)

@@ -1,8 +1,8 @@
 """`HParams`, the hyperparameters of one model, and `base_hparams`, which reads those that all of them share.
 
 Knows no architecture: a model's own file reads the rest with its `KeyReader` and `dataclasses.replace`.
-Differs: every GGML_ASSERT is a GGUFKeyError; fields of DeepSeek-V4, WavTokenizer and the speculative drafters are
-left out until there is such a model. Upstream: llama-hparams.cpp; llama-model.cpp, load_hparams.
+Differs: every GGML_ASSERT is a GGUFKeyError; fields of DeepSeek-V4, WavTokenizer and the speculative drafters
+are left out until there is such a model. Upstream: llama-hparams.cpp; llama-model.cpp, load_hparams.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Typed reads of a model's metadata: a getter a type; errors name the full key, what was expected and found.
 
-Knows no architecture; `{arch}` in a key is filled in here. Differs: any integer type will do for an integer key
-if the value fits (upstream wants u32). Upstream: llama-model-loader.cpp, get_key, get_arr, get_key_or_arr.
+Knows no architecture; `{arch}` in a key is filled in here. Differs: any integer type will do for an integer
+key if the value fits (upstream wants u32). Upstream: llama-model-loader.cpp, get_key, get_key_or_arr.
 """
 
 from __future__ import annotations

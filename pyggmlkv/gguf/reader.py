@@ -79,7 +79,7 @@ class GGUFReader:
         return KeyReader(self.arch if arch is None else arch, self.files[0].metadata)
 
     def close(self) -> None:
-        """Close the files; metadata stay readable while somebody holds them, and weights that are mapped stay."""
+        """Close the files; metadata stay readable while somebody holds them, mapped weights stay too."""
         for file in self.files:
             file.close_data()
 

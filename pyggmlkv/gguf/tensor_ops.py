@@ -1,6 +1,7 @@
-"""Which op a weight feeds, and whether it belongs to the input, a layer or the output: by its name in the file.
+"""Which op a weight feeds, and whether it belongs to the input, a layer or the output: by its name.
 
-The op decides which buffer types may hold the weight. Knows names only. Upstream: llama-arch.cpp, LLM_TENSOR_INFOS.
+The op decides which buffer types may hold the weight. Knows names only.
+Upstream: llama-arch.cpp, LLM_TENSOR_INFOS.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _REPEATING: Final[Mapping[str, str]] = {
         time_mix_w1 time_mix_w2 time_mix_a1 time_mix_a2 time_mix_v1 time_mix_v2 time_mix_g1 time_mix_g2
         time_mix_decay_w1 time_mix_decay_w2 time_mix_key time_mix_value time_mix_receptance time_mix_gate
         time_mix_output channel_mix_key channel_mix_value channel_mix_receptance
-        per_layer_model_proj inp_gate proj altup_correct_coef altup_predict_coef altup_router laurel_l laurel_r
-        nextn.pre_projection nextn.eh_proj nextn.shared_head_head convnext.pw1 convnext.pw2
+        per_layer_model_proj inp_gate proj altup_correct_coef altup_predict_coef altup_router
+        laurel_l laurel_r nextn.pre_projection nextn.eh_proj nextn.shared_head_head convnext.pw1 convnext.pw2
         posnet.attn_q posnet.attn_k posnet.attn_v posnet.attn_output shortconv.in_proj shortconv.out_proj
         vis_attn_qkv vis_attn_output vis_gate vis_down vis_up indexer.proj indexer.attn_k indexer.attn_q_b
         indexer.q_proj indexer.k_proj indexer_compressor_kv indexer_compressor_gate""",
@@ -136,8 +137,9 @@ def split_name(name: str) -> TensorName:
 def tensor_use(name: str, role: str | None = None, routed_adapters: bool = False) -> TensorUse:
     """What a weight is used for; `role` (a key of `ROLES`) overrides the name.
 
-    A bias is added, whatever the weight beside it does; `routed_adapters` is for models that choose a LoRA adapter
-    per token. Raises: GGUFTensorError for a name that is in no table. Upstream: llama-model-loader.cpp, create_tensor.
+    A bias is added, whatever the weight beside it does; `routed_adapters` is for models that choose a LoRA
+    adapter per token. Upstream: llama-model-loader.cpp, create_tensor.
+    Raises: GGUFTensorError for a name that is in no table.
     """
     parts = split_name(name)
     use = TENSOR_USES.get(parts.stem) if role is None else ROLES[role]

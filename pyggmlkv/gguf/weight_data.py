@@ -1,4 +1,4 @@
-"""The data of a model's weights: buffers allocated or laid over the mapped files, filled, counted and released.
+"""The data of a model's weights: buffers allocated or laid over the mapped files, filled and released.
 
 Which weight goes where was decided before. Upstream: llama-model.cpp, load_tensors (its second half);
 llama-model-loader.cpp, init_mappings, load_all_data.
@@ -39,7 +39,7 @@ class Placed:
 
 
 class WeightData:
-    """Owns the memory of a model's weights. `tensors` is by name; a weight that is used twice shows its first use."""
+    """Owns the memory of a model's weights. `tensors` is by name; of a weight used twice it has the first."""
 
     def __init__(self, placed: Sequence[Placed], tensors: Mapping[str, Tensor], reader: GGUFReader) -> None:
         self._placed = tuple(placed)

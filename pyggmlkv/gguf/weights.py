@@ -1,7 +1,7 @@
 """`TensorLoader`: an architecture names its weights one by one, then all of them are loaded at once.
 
 Checks presence and shape, chooses each weight's buffer type, maps or copies the data. Knows no architecture.
-Upstream: llama-model-loader.cpp, create_tensor, done_getting_tensors, load_all_data; llama-model.cpp, load_tensors.
+Upstream: llama-model-loader.cpp, create_tensor, done_getting_tensors; llama-model.cpp, load_tensors.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SCALED_EXPERTS: Final = frozenset(("ffn_gate_exps", "ffn_down_exps", "ffn_up_exp
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """`use_mmap` leaves weights in the file's mapping where the device can read them there. `check_tensors` refuses
-    data with NaN, infinity or invalid blocks (reads everything once more)."""
+    """How to load. `use_mmap` leaves weights in the file's mapping where the device can read them there;
+    `check_tensors` refuses data with NaN, infinity or invalid blocks (reads everything once more)."""
 
     use_mmap: bool = True
     check_tensors: bool = False
@@ -101,9 +101,9 @@ class TensorLoader:
     ) -> Tensor | None:
         """The weight `name` of shape `ne` (ggml order); None if it is not there and not `required`.
 
-        `il` places a weight that has no layer in its name (`rope_freqs.weight`) with that layer. `duplicated` takes
-        a weight that already has a use for a second one: `token_embd.weight` as the output matrix. `role` is a key
-        of `tensor_ops.ROLES`, for names that do not tell their use.
+        `il` places a weight that has no layer in its name (`rope_freqs.weight`) with that layer. `duplicated`
+        takes a weight that already has a use for a second one: `token_embd.weight` as the output matrix.
+        `role` is a key of `tensor_ops.ROLES`, for names that do not tell their use.
         Raises: GGUFTensorError if it is missing, has another shape, or no buffer type can hold it.
         """
         weight = self._find(name, required)
@@ -127,8 +127,8 @@ class TensorLoader:
         a, b, c, d = (*ne, *(1,) * (4 - len(ne)))
         if weight.info.n_elements != a * b * c * d:
             raise GGUFTensorError(
-                f"tensor '{name}' has {weight.info.n_elements} elements in {_shape(weight.info.ne)}, expected "
-                f"{a * b * c * d} in {_shape((a, b, c, d))}",
+                f"tensor '{name}' has {weight.info.n_elements} elements in {_shape(weight.info.ne)}, "
+                f"expected {a * b * c * d} in {_shape((a, b, c, d))}",
                 tensor=name,
                 expected=(a, b, c, d),
                 found=weight.info.ne,
@@ -168,8 +168,8 @@ class TensorLoader:
     def load(self, progress: Progress | None = None) -> WeightData:
         """Fill every weight; the loader is done then, and what it returns owns the memory.
 
-        Raises: GGUFTensorError naming weights of the file that no architecture code asked for, or invalid data;
-        LoadCancelledError if `progress` returned False; DeviceMemoryError. In each case all memory is released.
+        Raises: GGUFTensorError naming weights of the file that nobody asked for, or invalid data;
+        LoadCancelledError if `progress` returned False; DeviceMemoryError. All memory is released then.
         """
         if self._done:
             raise ClosedError("this TensorLoader has loaded its weights, or was closed")

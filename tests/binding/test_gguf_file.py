@@ -1,4 +1,4 @@
-"""GGUFFile: what it reads, and that no crafted file reaches C. (Cases 20, 21, 22, 28 and 34 of the public reports.)"""
+"""GGUFFile: what it reads, and that no crafted file reaches C. (Public reports: cases 20, 21, 22, 28, 34.)"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(tmp_path: Path):
     return write_file
 
 
-# -- what is read ----------------------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------
 
 
 def test_every_scalar_type_has_its_value(write):
@@ -187,7 +187,7 @@ def test_opening_and_closing_leaks_no_descriptor(write):
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-# -- case 20: sizes that overflow ------------------------------------------------------------------------------
+# -- case 20: sizes that overflow ------------------------------------------------------------------
 
 HUGE = [2**60, 2**63, 2**64 - 1]
 
@@ -248,7 +248,7 @@ def test_unknown_and_retired_tensor_types_are_refused(write, number):
         GGUFFile(write(FileBytes([], [TensorEntry(b"t", (32,), number, data=b"\0" * 64)])))
 
 
-# -- case 21: truncated files and offsets outside --------------------------------------------------------------
+# -- case 21: truncated files and offsets outside --------------------------------------------------
 
 
 def test_a_file_cut_at_any_byte_is_refused(write, tmp_path):
@@ -316,7 +316,7 @@ def test_an_unreadable_file_is_refused(write):
         GGUFFile(path)
 
 
-# -- case 22: names --------------------------------------------------------------------------------------------
+# -- case 22: names --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_an_unreadable_file_is_refused(write):
         (FileBytes([string(b"k") + struct.pack("<I", 2**32 - 1)]), "'k' has the unknown value type"),
     ],
     ids=[
-        "empty key", "key twice", "key twice, types differ", "tensor twice", "empty tensor", "64 bytes", "65 bytes",
-        "zero in key", "zero in tensor", "type 13", "type -1",
+        "empty key", "key twice", "key twice, types differ", "tensor twice", "empty tensor", "64 bytes",
+        "65 bytes", "zero in key", "zero in tensor", "type 13", "type -1",
     ],
 )  # fmt: skip
 def test_bad_names_and_types_are_refused(write, made, match):
@@ -356,7 +356,7 @@ def test_the_37_byte_file_with_an_empty_key_is_refused(write):
         GGUFFile(write(raw))
 
 
-# -- case 28: byte order and versions --------------------------------------------------------------------------
+# -- case 28: byte order and versions --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -382,7 +382,7 @@ def test_a_wrong_magic_is_shown(write):
         GGUFFile(write(made))
 
 
-# -- case 34: arrays -------------------------------------------------------------------------------------------
+# -- case 34: arrays -------------------------------------------------------------------------------
 
 
 def test_an_array_of_arrays_is_refused_at_its_key(write):
@@ -412,7 +412,7 @@ def test_bad_alignments_are_refused(write, key, match):
         GGUFFile(write(FileBytes([key], [f32_tensor(b"t", 4)])))
 
 
-# -- all at once -----------------------------------------------------------------------------------------------
+# -- all at once -----------------------------------------------------------------------------------
 
 
 def test_flipped_bytes_never_end_the_process(tmp_path):
@@ -454,8 +454,8 @@ def test_flipped_bytes_never_end_the_process(tmp_path):
     assert refused > 100
 
 
-def test_ggml_and_the_header_check_agree_on_what_is_refused(write, tmp_path):
-    """ggml's own reader never accepts a layout that the check refuses for its sizes, and the other way round."""
+def test_files_of_the_gguf_package_read_the_same(tmp_path):
+    """What the `gguf` package writes and reads is accepted here, with the same shapes, places and values."""
     gguf = pytest.importorskip("gguf")
     path = tmp_path / "made.gguf"
     writer = gguf.GGUFWriter(path, "llama")

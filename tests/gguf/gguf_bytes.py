@@ -1,4 +1,4 @@
-"""Hand-made GGUF files, byte by byte, so that every field can be wrong. Independent of pyggmlkv and of `gguf`."""
+"""Hand-made GGUF files, so that every field can be wrong. Independent of pyggmlkv and of `gguf`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STR, ARR, U64, I64, F64 = range(13)
 FORMATS = {
-    U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", U64: "Q", I64: "q", F64: "d",
+    U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?",
+    U64: "Q", I64: "q", F64: "d",
 }  # fmt: skip
 
 

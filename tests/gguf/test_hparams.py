@@ -1,4 +1,4 @@
-"""Hyperparameters: what is read and defaulted, every per-layer form, and what is refused. (Case 34, second half.)"""
+"""Hyperparameters: what is read and defaulted, every per-layer form, what is refused. (Case 34.)"""
 
 from __future__ import annotations
 
@@ -202,8 +202,8 @@ def test_the_rope_scale_is_the_inverse_in_single_precision(key):
 
 
 def test_yarn_keys():
-    hp = read(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=32,
-              rope__scaling__attn_factor=0.5, rope__freq_base=5e5)  # fmt: skip
+    keys = {"type": "yarn", "factor": 4.0, "original_context_length": 32, "attn_factor": 0.5}
+    hp = read(rope__freq_base=5e5, **{f"rope__scaling__{key}": value for key, value in keys.items()})
     assert (hp.rope_scaling_type, hp.rope_freq_scale_train, hp.n_ctx_orig_yarn) == ("yarn", 0.25, 32)
     assert (hp.rope_attn_factor, hp.rope_freq_base_train) == (0.5, 5e5)
 

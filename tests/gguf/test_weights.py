@@ -1,4 +1,4 @@
-"""Loading weights: shape checks, the buffer types libllama would choose, mapped or copied data, cancelling."""
+"""Loading weights: shapes, the buffer types libllama would choose, mapped or copied data, cancelling."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-# -- values ----------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_a_split_model_loads_as_one(tmp_path):
         GGUFReader(tmp_path / "other.gguf")
 
 
-# -- what is refused -------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_a_missing_tensor_is_named(model):
@@ -262,7 +262,7 @@ def test_invalid_data_is_refused_only_when_asked_to_look(tmp_path, use_mmap):
     assert e.value.facts["tensors"] == ["blk.1.ffn_up.weight"]
 
 
-# -- progress --------------------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------
 
 
 def test_progress_rises_from_0_to_1(model):
@@ -294,7 +294,7 @@ def test_progress_cancels_and_everything_is_released(model, how, at, use_mmap):
     assert held() == before
 
 
-# -- which memory ----------------------------------------------------------------------------------------------
+# -- which memory ----------------------------------------------------------------------------------
 
 
 def test_the_embeddings_serve_as_output_in_the_memory_of_a_matrix_product(tmp_path):
