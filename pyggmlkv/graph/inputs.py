@@ -134,6 +134,8 @@ class AttnScaleInput:
         return self._scale.tensor
 
     def fill(self, ubatch: UBatch, step: Step | None) -> None:
+        if not self._scale.is_used:
+            return
         floor_scale, scale, offset = self._by
         pos = ubatch.pos[0].astype(np.float32) + np.float32(offset)
         steps = np.floor(pos / np.float32(floor_scale)).astype(np.float64)

@@ -21,9 +21,10 @@ class RopeFactors(NamedTuple):
     short: Tensor | None = None
 
     def pick(self, cp: CParams, n_ctx_orig: int) -> Tensor | None:
+        """The divisors for contexts of this size, as upstream counts it: rounded up to 256 tokens."""
         if self.freqs is not None:
             return self.freqs
-        return self.long if cp.n_ctx_seq > n_ctx_orig else self.short
+        return self.long if max(cp.n_ctx_seq, 256) > n_ctx_orig else self.short
 
 
 NO_FACTORS = RopeFactors()

@@ -13,7 +13,7 @@ from pyggmlkv.graph.attention import Attention, attn_any, inp_any, rsqrt
 from pyggmlkv.graph.blocks import FFN, QKV, Linear, Norm, QKVWeights, ffn, linear, norm, normed_qk, qkv, softcap
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.rope import rope_qk
-from pyggmlkv.models.loading import WeightLoader
+from pyggmlkv.models.loading import WeightLoader, check_heads
 
 MEMORY = "attention"
 N_LAYER_27B = 62
@@ -41,6 +41,7 @@ class Weights:
 
 
 def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
+    check_heads(kv, hp)
     n_swa = kv.u32(keys.ATTENTION_SLIDING_WINDOW, 0)
     is_27b = hp.n_layer == N_LAYER_27B
     hp = dataclasses.replace(
@@ -55,7 +56,7 @@ def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
     if not n_swa:
         return hp
     hp = dataclasses.replace(hp, rope_freq_base_train_swa=kv.f32(keys.ROPE_FREQ_BASE_SWA, hp.rope_freq_base_train_swa))
-    return hp.with_swa_pattern(kv.u32(keys.ATTENTION_SLIDING_WINDOW_PATTERN, 6))
+    return hp.with_swa_pattern(kv.u32_if_scalar(keys.ATTENTION_SLIDING_WINDOW_PATTERN, 6))
 
 
 def load_layer(t: WeightLoader, hp: HParams, il: int) -> Layer:

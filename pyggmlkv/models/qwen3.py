@@ -12,7 +12,7 @@ from pyggmlkv.graph.attention import Attention, attn, inp_kv, rsqrt
 from pyggmlkv.graph.blocks import FFN, Linear, Norm, QKVWeights, ffn, linear, norm, normed_qk, qkv
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.rope import rope_qk
-from pyggmlkv.models.loading import WeightLoader
+from pyggmlkv.models.loading import WeightLoader, check_heads
 
 MEMORY = "attention"
 
@@ -37,6 +37,7 @@ class Weights:
 
 
 def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
+    check_heads(kv, hp, rotated_whole=True)
     return dataclasses.replace(hp, rope_type="neox", f_norm_rms_eps=kv.f32(keys.ATTENTION_LAYERNORM_RMS_EPS))
 
 
