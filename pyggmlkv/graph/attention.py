@@ -7,6 +7,7 @@ Upstream: llm_graph_context::build_attn, build_attn_mha, build_attn_inp_*.
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 
@@ -51,8 +52,7 @@ def inp_kv(g: GraphBuilder, step: AttentionStep | None = None, *, has_v: bool = 
 
 def inp_kv_iswa(g: GraphBuilder, step: SlidingStep | None = None) -> SlidingInput:
     """Inputs of both halves of a sliding-window memory.  Upstream: build_attn_inp_kv_iswa."""
-    step = step if step is not None else g.step  # type: ignore[assignment]
-    assert isinstance(step, SlidingStep)
+    step = step if step is not None else cast(SlidingStep, g.step)
     flash, causal = g.cparams.flash_attn, g.cparams.causal_attn
     inp = SlidingInput(KVInput(g.ctx, step.base, flash, causal, True), KVInput(g.ctx, step.swa, flash, causal, True))
     g.add_input(inp)
@@ -60,8 +60,7 @@ def inp_kv_iswa(g: GraphBuilder, step: SlidingStep | None = None) -> SlidingInpu
 
 
 def _attention_step(g: GraphBuilder) -> AttentionStep:
-    assert isinstance(g.step, AttentionStep)
-    return g.step
+    return cast(AttentionStep, g.step)
 
 
 def hadamard(g: GraphBuilder, cur: Tensor, rot: Tensor) -> Tensor:
@@ -81,9 +80,8 @@ def attn(g: GraphBuilder, inp: KVInput, wo: Linear | None, heads: QKV, how: Atte
 
 def attn_iswa(g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
     """As `attn`, on the half that layer `il` belongs to.  Upstream: build_attn (llm_graph_input_attn_kv_iswa)."""
-    assert isinstance(g.step, SlidingStep)
-    swa = g.hparams.is_swa(il)
-    step, part = (g.step.swa, inp.swa) if swa else (g.step.base, inp.base)
+    both = cast(SlidingStep, g.step)
+    step, part = (both.swa, inp.swa) if g.hparams.is_swa(il) else (both.base, inp.base)
     return _attn_cached(g, part, step, (wo, heads, how), il)
 
 

@@ -6,6 +6,8 @@ Upstream: llm_graph_input_attn_no_cache, _attn_cross, _cross_embd, _pos_bucket, 
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from pyggmlkv.batch.ubatch import UBatch
@@ -83,8 +85,7 @@ class PosBucketInput:
             return
         out = self._buckets.array.reshape(ubatch.n_tokens, -1)
         if self._cached:
-            assert isinstance(step, AttentionStep)
-            step.fill_pos_bucket(out)
+            cast(AttentionStep, step).fill_pos_bucket(out)
         else:
             fill_pos_bucket_no_cache(out, ubatch, self._n_buckets)
         self._buckets.commit()

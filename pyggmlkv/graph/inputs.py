@@ -6,7 +6,7 @@ Knows memory by its protocol only.  Upstream: llm_graph_input_*.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -182,8 +182,7 @@ class KVInput:
         self.v_rot = _rotation(ctx, step.v_rot, "attn_inp_v_rot") if has_v else None
 
     def fill(self, ubatch: UBatch, step: Step | None) -> None:
-        assert isinstance(step, AttentionStep) or step is not None
-        self.fill_from(step)  # type: ignore[arg-type]
+        self.fill_from(cast(AttentionStep, step))
 
     def fill_from(self, step: AttentionStep) -> None:
         if self.k_idxs.is_used:
@@ -214,7 +213,7 @@ class SlidingInput:
         self.swa = swa
 
     def fill(self, ubatch: UBatch, step: Step | None) -> None:
-        self.fill_from(step)  # type: ignore[arg-type]
+        self.fill_from(cast(SlidingStep, step))
 
     def fill_from(self, step: SlidingStep) -> None:
         self.base.fill_from(step.base)
@@ -234,7 +233,7 @@ class RecurrentInput:
         self.s_copy_extra = ops.view_1d(ctx, t, n_rs - n_seqs, n_seqs * t.nb[0])
 
     def fill(self, ubatch: UBatch, step: Step | None) -> None:
-        self.fill_from(step)  # type: ignore[arg-type]
+        self.fill_from(cast(RecurrentStep, step))
 
     def fill_from(self, step: RecurrentStep) -> None:
         if self.s_copy.is_used:

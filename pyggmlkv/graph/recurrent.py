@@ -6,7 +6,7 @@ Upstream: llm_graph_context::build_rs, build_rs_inp.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from pyggmlkv.binding import Tensor, TensorArena, ops
 from pyggmlkv.graph.builder import GraphBuilder
@@ -19,8 +19,7 @@ GetRows: TypeAlias = Callable[[TensorArena, Tensor, Tensor], Tensor]
 
 def inp_rs(g: GraphBuilder) -> RecurrentInput:
     """Inputs of a recurrent memory.  Upstream: build_rs_inp."""
-    assert isinstance(g.step, RecurrentStep)
-    inp = RecurrentInput(g.ctx, g.step)
+    inp = RecurrentInput(g.ctx, cast(RecurrentStep, g.step))
     g.add_input(inp)
     return inp
 

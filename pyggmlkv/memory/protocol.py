@@ -8,7 +8,7 @@ graph's shape depends on, so equal keys mean a graph that can be reused.  Upstre
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,6 @@ class Memory(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
 class AttentionStep(Step, Protocol):
     """Cache writes and reads of one attention memory.  Upstream: llama_kv_cache_context."""
 
@@ -115,7 +114,6 @@ class AttentionStep(Step, Protocol):
     def fill_pos_bucket(self, out: I32) -> None: ...
 
 
-@runtime_checkable
 class SlidingStep(Step, Protocol):
     """Full and sliding-window attention side by side.  Upstream: llama_kv_cache_iswa_context."""
 
@@ -126,7 +124,6 @@ class SlidingStep(Step, Protocol):
     def swa(self) -> AttentionStep: ...
 
 
-@runtime_checkable
 class RecurrentStep(Step, Protocol):
     """State cells of one recurrent memory.  Upstream: llama_memory_recurrent_context."""
 
@@ -149,7 +146,6 @@ class RecurrentStep(Step, Protocol):
     def fill_s_copy(self, out: I32) -> None: ...
 
 
-@runtime_checkable
 class HybridStep(Step, Protocol):
     """Attention and recurrent parts of one ubatch.  Upstream: llama_memory_hybrid_context."""
 
