@@ -136,10 +136,12 @@ class Page:
             print("\n" + output.styled(f"the context is full: all {self._ctx.n_ctx} cells are used", "bold"))
         else:
             print(
-                output.styled("after the cut", "bold")
-                + f": the first {self._n_keep} positions stay, a block is dropped, the rest moves down; "
-                "cells marked ^ wait for their K-shift, which the next step runs"
+                output.styled(
+                    f"the first {self._n_keep} positions stay, a block is dropped, the rest moves down",
+                    "bold",
+                )
             )
+            print("  (keys marked ^ wait for their K-shift: the next step turns them to their new positions)")
         print_map(self._ctx)
         if when == "after":
             print()
