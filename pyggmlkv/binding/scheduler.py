@@ -76,6 +76,17 @@ class Scheduler(Owner):
                 "compute memory for this graph could not be allocated", n_nodes=graph.n_nodes
             )
 
+    def split_graph(self, graph: ComputeGraph) -> None:
+        """Assign each node of `graph` to a backend without giving it memory: `tensor_backend` then tells.
+
+        Raises: BindingError if a graph is allocated; UnsupportedOpError. Upstream: ggml_backend_sched_split_graph.
+        """
+        resource, pointer = self._ready(graph)
+        if self._graph is not None:
+            raise BindingError("split_graph: this scheduler holds a graph already; reset() first")
+        with _Busy(resource, graph.arena):
+            lib.ggml_backend_sched_split_graph(resource.pointer, pointer)
+
     def alloc_graph(self, graph: ComputeGraph) -> None:
         """Give every tensor of `graph` its place; the graph before loses its memory.
 

@@ -105,6 +105,7 @@ class GraphBuilder:
     def rope_params(self, il: int) -> RopeParams:
         """RoPE of layer `il` as the forward pass turns Q and K; sliding layers have their own base and scale."""
         hp, cp = self.hparams, self.cparams
+        assert hp.rope_type is not None, "the architecture's load_hparams sets rope_type"
         swa = hp.is_swa(il)
         return RopeParams(
             n_dims=hp.n_rot(il),

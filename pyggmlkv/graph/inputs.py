@@ -6,7 +6,7 @@ Knows memory by its protocol only.  Upstream: llm_graph_input_*.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class HostArray:
     def __init__(self, tensor: Tensor) -> None:
         tensor.set_input()
         self.tensor = tensor
-        self._array: npt.NDArray[np.generic] | None = None
+        self._array: npt.NDArray[Any] | None = None
         self._staged = False
 
     @property
@@ -43,7 +43,7 @@ class HostArray:
         return self.tensor.is_allocated
 
     @property
-    def array(self) -> npt.NDArray:
+    def array(self) -> npt.NDArray[Any]:
         if self._array is None:
             try:
                 self._array = self.tensor.numpy()
@@ -53,7 +53,7 @@ class HostArray:
         return self._array
 
     def commit(self) -> None:
-        if self._staged:
+        if self._staged and self._array is not None:
             self.tensor.set(self._array)
 
 
@@ -69,7 +69,7 @@ class TokensInput:
         if self.tokens is not None:
             self.tokens.array[:] = ubatch.token
             self.tokens.commit()
-        if self.embd is not None:
+        if self.embd is not None and ubatch.embd is not None:
             self.embd.array[...] = np.reshape(ubatch.embd, self.embd.array.shape)
             self.embd.commit()
 

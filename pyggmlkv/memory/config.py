@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from pyggmlkv.types import MAX_SEQ, DType
 
+RopeMode: TypeAlias = Literal["normal", "neox", "mrope", "imrope", "vision"]
 SwaType: TypeAlias = Literal["none", "standard", "chunked", "symmetric"]
 
 
@@ -19,7 +20,7 @@ SwaType: TypeAlias = Literal["none", "standard", "chunked", "symmetric"]
 class RopeSpec:
     """RoPE as the K-shift needs it; `mode` None means that keys carry no position."""
 
-    mode: str | None = "normal"
+    mode: RopeMode | None = "normal"
     n_ctx_orig: int = 0
     freq_base: float = 10000.0
     freq_scale: float = 1.0

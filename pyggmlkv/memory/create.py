@@ -23,7 +23,7 @@ from pyggmlkv.memory.sliding import SlidingKVCache
 def rope_spec(hp: HParams, cp: CParams) -> RopeSpec:
     """RoPE as the context settled it."""
     return RopeSpec(
-        mode=None if hp.rope_type == "none" else hp.rope_type,
+        mode=hp.rope_type,
         n_ctx_orig=cp.n_ctx_orig_yarn,
         freq_base=cp.rope_freq_base,
         freq_scale=cp.rope_freq_scale,
@@ -37,7 +37,7 @@ def rope_spec(hp: HParams, cp: CParams) -> RopeSpec:
 def layer_spec(hp: HParams, il: int) -> LayerSpec:
     """Layer `il` as the cache stores it; MLA stores the latent row and its rotary slice as K, and no V."""
     swa = hp.is_swa(il)
-    n_rot = hp.n_rot(il) if hp.has_rope(il) and hp.rope_type != "none" else 0
+    n_rot = hp.n_rot(il) if hp.has_rope(il) and hp.rope_type is not None else 0
     return LayerSpec(
         il=il,
         n_head_kv=hp.n_head_kv(il),

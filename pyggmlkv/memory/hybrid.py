@@ -7,7 +7,7 @@ Upstream: llama_memory_hybrid, llama_memory_hybrid_iswa.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Self
 
 from pyggmlkv.batch.allocator import BatchAllocator
@@ -78,7 +78,8 @@ class HybridMemory:
             return allocator.split_equal(n_ubatch, sequential, n_rs + 1 if n_rs else 0)
 
         ubatches = list(iter(take, None))
-        recr, attn = self.recr.steps(ubatches), self.attn.steps(ubatches)
+        recr = self.recr.steps(ubatches)
+        attn: Sequence[KVStep | SlidingStep] = self.attn.steps(ubatches)
         return [HybridStep(a, r, attn_memory=self.attn) for a, r in zip(attn, recr, strict=True)]
 
     def plan_full(self, ubatch: UBatch) -> HybridStep:

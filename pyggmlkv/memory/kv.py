@@ -7,7 +7,7 @@ device. Knows no model.  Upstream: llama_kv_cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from pyggmlkv.memory.mask import SlidingWindow
 from pyggmlkv.memory.rotation import rotations
 from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
 from pyggmlkv.memory.slots import SlotInfo
-from pyggmlkv.memory.storage import KVStorage
+from pyggmlkv.memory.storage import KVStorage, LayerStorage
 from pyggmlkv.memory.view import CellsView, render, view
 
 RopeFactors = Mapping[int, Tensor]
@@ -85,7 +85,7 @@ class KVCache:
     def split(self, allocator: BatchAllocator, n_ubatch: int) -> list[UBatch]:
         """Cut the batch as this cache needs it: simple for one stream, equal sequences for several."""
         allocator.split_reset()
-        ubatches = []
+        ubatches: list[UBatch] = []
         while True:
             if self.spec.n_stream == 1:
                 ubatch = allocator.split_simple(n_ubatch)
@@ -230,22 +230,22 @@ class KVCache:
             out[name] = out.get(name, 0) + buffer.nbytes
         return out
 
-    def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[np.generic]:
+    def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
         """Copy of the stored keys (n_stream, kv_size, n_embd_k_gqa), [n_embd_k_gqa, kv_size, n_stream] in ggml's order."""
-        t = self._layer(layer).k
-        return t.to_numpy(dequantize).reshape(self.spec.n_stream, self.spec.kv_size, -1)
+        data: npt.NDArray[Any] = self._layer(layer).k.to_numpy(dequantize)
+        return data.reshape(self.spec.n_stream, self.spec.kv_size, -1)
 
-    def v(self, layer: int, dequantize: bool = True) -> npt.NDArray[np.generic]:
+    def v(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
         """Copy of the stored values (n_stream, kv_size, n_embd_v_gqa), cell by cell also where V is transposed."""
         t = self._layer(layer).v
         if t is None:
             raise CacheError(f"layer {layer} has no V: its K is read as V too (MLA)", layer=layer)
-        data = t.to_numpy(dequantize)
+        data: npt.NDArray[Any] = t.to_numpy(dequantize)
         if self.spec.v_trans:
             return data.reshape(self.spec.n_stream, -1, self.spec.kv_size).swapaxes(1, 2).copy()
         return data.reshape(self.spec.n_stream, self.spec.kv_size, -1)
 
-    def _layer(self, il: int):  # type: ignore[no-untyped-def]
+    def _layer(self, il: int) -> LayerStorage:
         found = self.storage.layers.get(il)
         if found is None:
             raise CacheError(f"layer {il} is not in this cache; it has {sorted(self.storage.layers)}", layer=il)

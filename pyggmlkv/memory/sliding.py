@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from typing import Self
+from typing import Any, Self
+
+import numpy.typing as npt
 
 from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
@@ -217,11 +219,11 @@ class SlidingKVCache:
         """The part that stores layer `layer`."""
         return self.swa if layer in self.swa.storage.layers else self.base
 
-    def k(self, layer: int, dequantize: bool = True):  # type: ignore[no-untyped-def]
+    def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
         """Stored keys of the part that has the layer; see `KVCache.k`."""
         return self.part_of(layer).k(layer, dequantize)
 
-    def v(self, layer: int, dequantize: bool = True):  # type: ignore[no-untyped-def]
+    def v(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
         """Stored values of the part that has the layer; see `KVCache.v`."""
         return self.part_of(layer).v(layer, dequantize)
 
