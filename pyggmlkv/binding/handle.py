@@ -40,7 +40,7 @@ class Resource:
     # Process-wide by nature: fork and exit concern every C object there is.
     _open: ClassVar[weakref.WeakSet[Resource]] = weakref.WeakSet()
     _exiting: ClassVar[bool] = False
-    _forked: ClassVar[bool] = False
+    _threads_lost: ClassVar[bool] = False
     _computed: ClassVar[bool] = False
 
     def __init__(
@@ -99,7 +99,7 @@ class Resource:
         release, pointer = self._release, self.pointer
         self._release = None
         self.pointer = None
-        if release is not None and not Resource._exiting and not Resource._forked:
+        if release is not None and not Resource._exiting:
             release(pointer)
         self._keep = None
         self._parents = ()
@@ -141,7 +141,7 @@ class Resource:
     @classmethod
     def refuse_after_fork(cls) -> None:
         """Raises: ForkedError in a child that was forked after its parent had run graphs."""
-        if cls._forked and cls._computed:
+        if cls._threads_lost:
             raise ForkedError(
                 "this process was forked after its parent had run graphs; worker threads did not survive the fork. "
                 "Start the child with multiprocessing's 'spawn' method instead"
@@ -154,8 +154,9 @@ class Resource:
 
     @classmethod
     def _after_fork(cls) -> None:
-        cls._forked = True
+        cls._threads_lost = cls._computed
         for resource in list(cls._open):
+            resource._release = None  # the parent frees it
             if resource._state == "open":
                 resource._state = "forked"
                 resource.live.clear()
