@@ -1,0 +1,92 @@
+"""Every architecture against the reference: a tiny random model of each, every case, logits bit for bit.
+
+A new architecture is a row of `ARCHS`. The cases are those of tests/side_by_side: flash attention on and off,
+splits, element types, sequences unified and in streams, shifts and removals, all beyond the sliding windows of 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.libllama import Library
+from tests.oracle.tiny_models import TinyModel
+from tests.side_by_side import CASES, Comparison, Models, Pair, Setup, run_case
+
+TinyModels = Callable[[str | TinyModel], Path]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arch:
+    """A tiny model, and the kind of memory that it must get."""
+
+    model: TinyModel
+    memory: str
+
+
+ARCHS = {
+    "bloom": Arch(TinyModel("bloom"), "kv"),
+    "gemma2": Arch(TinyModel("gemma2"), "iswa"),
+    "gemma3": Arch(TinyModel("gemma3"), "iswa"),
+    "gemma3-no-window": Arch(TinyModel("gemma3", keys={"attention.sliding_window": 0}), "kv"),
+    "gpt-oss": Arch(TinyModel("gpt-oss"), "iswa"),
+    "llama-moe": Arch(TinyModel("llama-moe"), "kv"),
+    "llama4": Arch(TinyModel("llama4"), "iswa"),
+    "phi3-long": Arch(TinyModel("phi3"), "kv"),
+    "phi3-short": Arch(TinyModel("phi3", keys={"rope.scaling.original_context_length": 512}), "kv"),
+    "phi3-window": Arch(TinyModel("phi3", keys={"attention.sliding_window": 8}), "kv"),
+    "qwen3": Arch(TinyModel("qwen3"), "kv"),
+}
+QUANTISED = ("bloom", "gemma2", "gemma3", "gpt-oss", "llama-moe", "llama4", "phi3-long", "qwen3")
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def arch(request: pytest.FixtureRequest) -> Arch:
+    return ARCHS[request.param]
+
+
+@pytest.fixture(scope="module")
+def models(arch: Arch, reference: Library, tiny_model: TinyModels) -> Iterator[Models]:
+    with Models(reference, tiny_model(arch.model)) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads spend a tiny graph's time at their barriers."""
+    for name, case in CASES.items():
+        single = dataclasses.replace(case, setup=dataclasses.replace(case.setup, n_threads=1))
+        monkeypatch.setitem(CASES, name, single)  # type: ignore[arg-type]
+
+
+def assert_equal(found: Comparison) -> None:
+    assert found.rows > 0
+    assert found.bits_equal, f"{found.first_difference} (max difference {found.max_abs_diff:g})"
+    assert found.state_bytes_equal is not False, found.first_difference
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_equal(models: Models, arch: Arch, case: str) -> None:
+    result = run_case(models, case)
+    if result.comparison is None:
+        pytest.skip(result.note)
+    assert result.memory == arch.memory
+    assert_equal(result.comparison)
+
+
+@pytest.mark.parametrize("weight_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_weight_types_are_equal(
+    reference: Library, tiny_model: TinyModels, name: str, weight_type: str
+) -> None:
+    model = dataclasses.replace(ARCHS[name].model, weight_type=weight_type)
+    with (
+        Models(reference, tiny_model(model)) as opened,
+        Pair(opened, Setup(n_threads=1, n_ubatch=16)) as pair,
+    ):
+        pair.decode(list(range(40)))
+        pair.greedy(4, 3)
+        assert_equal(pair.comparison)
