@@ -44,7 +44,8 @@ $(STAMPS)/build-tools: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/choice: $(STAMPS)/venv FORCE
 	@echo "$(BACKENDS) $(BUILD_ARGS)" | cmp -s - $@ || echo "$(BACKENDS) $(BUILD_ARGS)" > $@
 
-$(STAMPS)/ggml: $(STAMPS)/build-tools $(STAMPS)/choice build_ggml.py $(wildcard ggml_build/*.py) $(CDEFS)
+# Built again when its result was removed, whatever the stamp says.
+$(STAMPS)/ggml: $(if $(wildcard pyggmlkv/_build_info.json),,FORCE) $(STAMPS)/build-tools $(STAMPS)/choice build_ggml.py $(wildcard ggml_build/*.py) $(CDEFS)
 	$(PY) build_ggml.py $(if $(BACKENDS),--backends $(BACKENDS)) $(BUILD_ARGS)
 	@touch $@
 
