@@ -28,9 +28,11 @@ DEFAULT_ALIGNMENT: Final = 32
 MAX_DIMS: Final = 4
 MAX_NAME: Final = 64
 """Bytes of a tensor name with its closing zero (`GGML_MAX_NAME`)."""
-MAX_STRING: Final = 1 << 30
-MAX_ARRAY: Final = 1 << 30
-MAX_COUNT: Final = 1 << 16
+MAX_HEADER: Final = 1 << 28
+"""Bytes before the tensor data. ggml would take 1 GiB a string; the largest headers of models are some 20 MB."""
+MAX_STRINGS: Final = 1 << 22
+"""Elements of an array of strings: a vocabulary has a few hundred thousand."""
+MAX_COUNT: Final = 1 << 14
 """Keys, and tensors, of one file. ggml compares every name with every other; more than this is no model."""
 INT64_MAX: Final = (1 << 63) - 1
 
@@ -171,6 +173,10 @@ class _Cursor:
                 needed=end,
                 size=self.size,
             )
+        if end > MAX_HEADER:
+            raise self.error(
+                f"{what} ends at byte {end}; a header has at most {MAX_HEADER} bytes", field=what
+            )
         while len(self.buf) < end:
             want = min(max(end, 2 * len(self.buf), 1 << 16), self.size) - len(self.buf)
             chunk = self.file.read(min(want, 1 << 26))
@@ -188,10 +194,6 @@ class _Cursor:
 
     def string(self, what: str) -> bytes:
         n = self.unpack("<Q", f"the length of {what}")
-        if n > MAX_STRING:
-            raise self.error(
-                f"{what} claims {n} bytes, at most {MAX_STRING} are allowed", field=what, length=n
-            )
         at = self.need(n, what)
         self.pos = at + n
         return bytes(self.buf[at : at + n])
@@ -211,10 +213,6 @@ class _Cursor:
             self.pos = pos
             if done < n:
                 length = self.unpack("<Q", f"the length of element {done} of {what}")
-                if length > MAX_STRING:
-                    raise self.error(
-                        f"element {done} of {what} claims {length} bytes", field=what, length=length
-                    )
                 self.need(length, f"element {done} of {what}")
                 self.pos += length
                 done += 1
@@ -305,7 +303,8 @@ def _read_value_type(cur: _Cursor, what: str) -> str:
 
 def _skip_value(cur: _Cursor, index: int, kind: str, what: str) -> KeyInfo:
     if kind == "str":
-        cur.skip_strings(1, what)
+        n = cur.unpack("<Q", f"the length of {what}")
+        cur.pos = cur.need(n, f"the value of {what}") + n
     else:
         cur.pos = cur.need(VALUE_SIZE[kind], f"the value of {what}") + VALUE_SIZE[kind]
     return KeyInfo(index, kind, None, 1)
@@ -317,9 +316,10 @@ def _read_array(cur: _Cursor, index: int, what: str) -> KeyInfo:
         raise cur.error(f"{what} is an array of arrays, which GGUF readers do not take")
     n = cur.unpack("<Q", f"the length of {what}")
     least = n * VALUE_SIZE.get(kind, 8)
-    if n > MAX_ARRAY or cur.pos + least > cur.size:
+    if cur.pos + least > min(cur.size, MAX_HEADER) or (kind == "str" and n > MAX_STRINGS):
         raise cur.error(
-            f"{what} claims {n} elements of {kind}, at least {least} bytes; {cur.size - cur.pos} are left",
+            f"{what} claims {n} elements of {kind}, at least {least} bytes; {cur.size - cur.pos} are left, and "
+            f"at most {MAX_STRINGS} strings and {MAX_HEADER} bytes of header are read",
             length=n,
             type=kind,
         )

@@ -237,6 +237,19 @@ def test_a_huge_element_of_a_string_array_is_refused(write, n):
         GGUFFile(write(FileBytes([key], [f32_tensor(b"t", 64)])))
 
 
+def test_a_large_sparse_file_does_not_buy_a_large_header(write):
+    """Counts are bounded by more than the file's size, which costs nothing where a file has holes."""
+    strings = string(b"some.key") + struct.pack("<IIQ", ARR, STR, 2**28)
+    path = write(FileBytes([strings]))
+    os.truncate(path, 2**32)
+    with pytest.raises(GGUFFormatError, match="'some.key' claims 268435456 elements"):
+        GGUFFile(path)
+    path = write(FileBytes([string(b"some.key") + struct.pack("<IQ", STR, 2**29)]))
+    os.truncate(path, 2**32)
+    with pytest.raises(GGUFFormatError, match="'some.key' ends at byte.*at most"):
+        GGUFFile(path)
+
+
 def test_rows_that_are_not_whole_blocks_are_refused(write):
     with pytest.raises(GGUFFormatError, match="'t'.*33.*q4_0.*32"):
         GGUFFile(write(FileBytes([], [TensorEntry(b"t", (33, 2), 2, data=b"\0" * 64)])))
