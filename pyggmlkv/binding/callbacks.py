@@ -11,7 +11,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyggmlkv._ggml import ffi, lib
@@ -71,6 +71,10 @@ class AbortGate:
         self.state.stop = 0
         self._stored.reraise()
 
+    def escaped(self, error: BaseException) -> None:
+        """Keep what was raised at the callback's door."""
+        self._stored.store(error)
+
     def ask(self) -> bool:
         """Called from C."""
         try:
@@ -105,6 +109,11 @@ class EvalWatch:
         """Raise what the function raised."""
         self._stored.reraise()
 
+    def escaped(self, error: BaseException) -> None:
+        """Keep what was raised at the callback's door, and stop."""
+        self._stored.store(error)
+        self.stopped = True
+
     def show(self, pointer: Any, ask: bool) -> bool:
         """Called from C."""
         if self.stopped or self.arena is None:
@@ -120,13 +129,19 @@ class EvalWatch:
         return answer
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+def _escaped(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
+    """An exception that began before a callback's first line: Ctrl-C, as a rule. Kept like any other."""
+    called: AbortGate | EvalWatch = ffi.from_handle(trace.tb_frame.f_locals["user_data"])
+    called.escaped(error)
+
+
+@ffi.def_extern(error=True, onerror=_escaped)  # type: ignore[untyped-decorator]
 def pyggmlkv_abort(user_data: Any) -> bool:
     gate: AbortGate = ffi.from_handle(user_data)
     return gate.ask()
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=False, onerror=_escaped)  # type: ignore[untyped-decorator]
 def pyggmlkv_eval(tensor: Any, ask: bool, user_data: Any) -> bool:
     watch: EvalWatch = ffi.from_handle(user_data)
     return watch.show(tensor, ask)
