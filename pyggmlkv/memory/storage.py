@@ -25,12 +25,20 @@ class LayerStorage:
     v_streams: tuple[Tensor, ...]
 
 
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+"""Element types that `set_rows` writes."""
+
+
 def check_types(spec: KVSpec) -> None:
     """Refuse element types that a cache cannot be made of, before anything is allocated.
 
     Raises:
-        CacheError: V quantised while transposed, or a row that is not whole blocks.
+        CacheError: a type that cannot be written, V quantised while transposed, or a row that is not whole blocks.
     """
+    for setting, dtype in (("type_k", spec.type_k), ("type_v", spec.type_v)):
+        if dtype not in CACHE_TYPES:
+            known = ", ".join(CACHE_TYPES)
+            raise CacheError(f"{setting}={dtype!r}: a cache can be made of {known}", parameter=setting, dtype=dtype)
     block_k = dtypes.dtype_info(spec.type_k).block_size
     v_traits = dtypes.dtype_info(spec.type_v)
     if spec.v_trans and v_traits.is_quantized:

@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[Callable[[], Batch], type[Exception], str]] = {
     "no slot at the second ubatch": (lambda: Batch([1] * 50), errors.NoSlotError, "free"),
     "gap after what is stored": (lambda: Batch([1], pos=[25]), errors.BatchError, "25"),
     "gap inside": (lambda: Batch([1, 2, 3], pos=[20, 21, 23]), errors.BatchError, "23"),
-    "backwards": (lambda: Batch([1, 2], pos=[21, 20]), errors.BatchError, "20"),
+    "backwards": (lambda: Batch([1, 2], pos=[20, 19]), errors.BatchError, "19"),
     "a position that is taken": (lambda: Batch([1], pos=[7]), errors.BatchError, "7"),
     "negative position": (lambda: Batch([1], pos=[-3]), errors.BatchError, "-3"),
     "same position twice": (lambda: Batch([1, 2], pos=[20, 20]), errors.BatchError, "20"),
