@@ -34,7 +34,7 @@ FULL_ROT_ARCHS: Final = ("llama", "deci", "falcon", "llama-embed")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class HParams(SizeHParams, AttentionHParams, RopeHParams, ScaleHParams, ExpertHParams, RecurrentHParams):
+class HParams(RecurrentHParams, ExpertHParams, ScaleHParams, RopeHParams, AttentionHParams, SizeHParams):
     """All hyperparameters under llama.cpp's names; a method that takes `il` answers for that layer."""
 
     def __repr__(self) -> str:
