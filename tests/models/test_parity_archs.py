@@ -10,8 +10,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import pyggmlkv
 from tests.oracle.libllama import Library
 from tests.oracle.tiny_models import TinyModel
 from tests.side_by_side import CASES, Comparison, Models, Pair, Setup, run_case
@@ -40,7 +42,7 @@ ARCHS = {
     "phi3-window": Arch(TinyModel("phi3", keys={"attention.sliding_window": 8}), "kv"),
     "qwen3": Arch(TinyModel("qwen3"), "kv"),
 }
-QUANTISED = ("bloom", "gemma2", "gemma3", "gpt-oss", "llama-moe", "llama4", "phi3-long", "qwen3")
+PLAIN = ("bloom", "gemma2", "gemma3", "gpt-oss", "llama-moe", "llama4", "phi3-long", "qwen3")
 
 
 @pytest.fixture(scope="module", params=ARCHS)
@@ -78,7 +80,7 @@ def test_every_case_is_equal(models: Models, arch: Arch, case: str) -> None:
 
 
 @pytest.mark.parametrize("weight_type", ["f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", PLAIN)
 def test_weight_types_are_equal(
     reference: Library, tiny_model: TinyModels, name: str, weight_type: str
 ) -> None:
@@ -89,4 +91,15 @@ def test_weight_types_are_equal(
     ):
         pair.decode(list(range(40)))
         pair.greedy(4, 3)
+        assert_equal(pair.comparison)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_embeddings_as_input_are_equal(reference: Library, tiny_model: TinyModels, name: str) -> None:
+    rows = np.random.default_rng(5).standard_normal((20, 256), np.float32)
+    with Models(reference, tiny_model(ARCHS[name].model)) as opened, Pair(opened, Setup(n_threads=1)) as pair:
+        pair.reference.decode(embd=rows, logits="all")
+        pair.ours.decode(pyggmlkv.Batch(embd=rows, logits="all"))
+        pair.comparison.add(pair.ours.logits, pair.reference.logits, "decode of 20 embeddings")
+        pair.greedy(3, 1)
         assert_equal(pair.comparison)
