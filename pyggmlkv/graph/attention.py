@@ -42,25 +42,28 @@ def _inverse(x: float) -> float:
     return float(np.float32(1.0) / np.float32(x))
 
 
-def inp_kv(g: GraphBuilder, step: AttentionStep | None = None, *, has_v: bool = True) -> KVInput:
+def inp_kv(g: GraphBuilder, *, has_v: bool = True) -> KVInput:
     """Inputs of an attention memory; `has_v` False for a latent (MLA) cache.  Upstream: build_attn_inp_kv / _k."""
-    step = step if step is not None else _attention_step(g)
-    inp = KVInput(g.ctx, step, g.cparams.flash_attn, g.cparams.causal_attn, has_v)
+    inp = kv_input(g, cast(AttentionStep, g.step), has_v=has_v)
     g.add_input(inp)
     return inp
 
 
-def inp_kv_iswa(g: GraphBuilder, step: SlidingStep | None = None) -> SlidingInput:
+def inp_kv_iswa(g: GraphBuilder) -> SlidingInput:
     """Inputs of both halves of a sliding-window memory.  Upstream: build_attn_inp_kv_iswa."""
-    step = step if step is not None else cast(SlidingStep, g.step)
-    flash, causal = g.cparams.flash_attn, g.cparams.causal_attn
-    inp = SlidingInput(KVInput(g.ctx, step.base, flash, causal, True), KVInput(g.ctx, step.swa, flash, causal, True))
+    inp = sliding_input(g, cast(SlidingStep, g.step))
     g.add_input(inp)
     return inp
 
 
-def _attention_step(g: GraphBuilder) -> AttentionStep:
-    return cast(AttentionStep, g.step)
+def kv_input(g: GraphBuilder, step: AttentionStep, *, has_v: bool = True) -> KVInput:
+    """The inputs of `step`, which may be a part of the graph's own; the caller adds them to the graph."""
+    return KVInput(g.ctx, step, g.cparams.flash_attn, g.cparams.causal_attn, has_v)
+
+
+def sliding_input(g: GraphBuilder, step: SlidingStep) -> SlidingInput:
+    """As `kv_input`, for both halves of a sliding-window memory."""
+    return SlidingInput(kv_input(g, step.base), kv_input(g, step.swa))
 
 
 def hadamard(g: GraphBuilder, cur: Tensor, rot: Tensor) -> Tensor:
@@ -75,34 +78,7 @@ def hadamard(g: GraphBuilder, cur: Tensor, rot: Tensor) -> Tensor:
 
 def attn(g: GraphBuilder, inp: KVInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
     """Write K and V, attend to the cache, project: [n_embd, n_tokens].  Upstream: build_attn (llm_graph_input_attn_kv)."""
-    return _attn_cached(g, inp, _attention_step(g), (wo, heads, how), il)
-
-
-def attn_iswa(g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
-    """As `attn`, on the half that layer `il` belongs to.  Upstream: build_attn (llm_graph_input_attn_kv_iswa)."""
-    both = cast(SlidingStep, g.step)
-    step, part = (both.swa, inp.swa) if g.hparams.is_swa(il) else (both.base, inp.base)
-    return _attn_cached(g, part, step, (wo, heads, how), il)
-
-
-def inp_any(g: GraphBuilder) -> KVInput | SlidingInput:
-    """Inputs of whichever attention memory the model was given: architectures with and without sliding layers."""
-    return inp_kv_iswa(g) if g.hparams.swa_type != "none" else inp_kv(g)
-
-
-def attn_any(
-    g: GraphBuilder, inp: KVInput | SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int
-) -> Tensor:
-    """`attn` or `attn_iswa`, as `inp` was made."""
-    if isinstance(inp, SlidingInput):
-        return attn_iswa(g, inp, wo, heads, how, il)
-    return attn(g, inp, wo, heads, how, il)
-
-
-def _attn_cached(
-    g: GraphBuilder, inp: KVInput, step: AttentionStep, what: tuple[Linear | None, QKV, Attention], il: int
-) -> Tensor:
-    wo, (q, k_cur, v_cur), how = what
+    step, (q, k_cur, v_cur) = inp.step, heads
     if inp.k_rot is not None:
         q, k_cur = hadamard(g, q, inp.k_rot.tensor), hadamard(g, k_cur, inp.k_rot.tensor)
     if inp.v_rot is not None:
@@ -121,6 +97,25 @@ def _attn_cached(
     if inp.v_rot is not None:
         cur = hadamard(g, cur, inp.v_rot.tensor)
     return project(g, wo, cur, how)
+
+
+def attn_iswa(g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
+    """As `attn`, on the half that layer `il` belongs to.  Upstream: build_attn (llm_graph_input_attn_kv_iswa)."""
+    return attn(g, inp.swa if g.hparams.is_swa(il) else inp.base, wo, heads, how, il)
+
+
+def inp_any(g: GraphBuilder) -> KVInput | SlidingInput:
+    """Inputs of whichever attention memory the model was given: architectures with and without sliding layers."""
+    return inp_kv_iswa(g) if g.hparams.swa_type != "none" else inp_kv(g)
+
+
+def attn_any(
+    g: GraphBuilder, inp: KVInput | SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int
+) -> Tensor:
+    """`attn` or `attn_iswa`, as `inp` was made."""
+    if isinstance(inp, SlidingInput):
+        return attn_iswa(g, inp, wo, heads, how, il)
+    return attn(g, inp, wo, heads, how, il)
 
 
 def inp_no_cache(g: GraphBuilder) -> NoCacheInput:

@@ -117,6 +117,7 @@ class GraphBuilder:
             attn_factor=cp.yarn_attn_factor,
             beta_fast=cp.yarn_beta_fast,
             beta_slow=cp.yarn_beta_slow,
+            sections=hp.rope_sections if hp.n_pos_per_embd > 1 else None,
         )
 
     def set_outputs(self) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from pyggmlkv.types import F32, U64
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Cross:
     """Encoder output; `embd` (n_enc, n_embd) f32, `seq_mask` (n_enc, n_words) sequence bitsets.
 

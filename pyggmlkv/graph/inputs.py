@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.binding import Tensor, TensorArena
 from pyggmlkv.errors import BindingError
-from pyggmlkv.memory.protocol import AttentionStep, RecurrentStep, SlidingStep, Step
+from pyggmlkv.memory.protocol import AttentionStep, HybridStep, RecurrentStep, SlidingStep, Step
 
 
 class GraphInput(Protocol):
@@ -169,11 +169,12 @@ class KVInput:
     """Cache write indices, mask and rotations of one attention memory.
 
     `k_idxs` [n_tokens] i64; `v_idxs` [n_tokens] i64, or one index an element when V is transposed; None for a memory
-    without V.  Upstream: llm_graph_input_attn_kv, llm_graph_input_attn_k.
+    without V. `step` is what the graph is built with.  Upstream: llm_graph_input_attn_kv, llm_graph_input_attn_k.
     """
 
     def __init__(self, ctx: TensorArena, step: AttentionStep, flash_attn: bool, causal: bool, has_v: bool) -> None:
         n_tokens = step.ubatch.n_tokens
+        self.step = step
         self._causal = causal
         self.k_idxs = HostArray(ctx.new_tensor("i64", n_tokens))
         self.v_idxs = HostArray(ctx.new_tensor("i64", step.n_v_idxs)) if has_v else None
@@ -227,6 +228,7 @@ class RecurrentInput:
         from pyggmlkv.binding import ops
 
         n_rs, n_seqs = step.n_rs, step.ubatch.n_seqs
+        self.step = step
         self.s_copy = HostArray(ctx.new_tensor("i32", n_rs))
         t = self.s_copy.tensor
         self.s_copy_main = ops.view_1d(ctx, t, n_seqs, 0)
@@ -239,3 +241,19 @@ class RecurrentInput:
         if self.s_copy.is_used:
             step.fill_s_copy(self.s_copy.array)
             self.s_copy.commit()
+
+
+class HybridInput:
+    """The inputs of an attention and of a recurrent memory.  Upstream: llm_graph_input_mem_hybrid, _mem_hybrid_iswa."""
+
+    def __init__(self, attn: KVInput | SlidingInput, recr: RecurrentInput) -> None:
+        self.attn = attn
+        self.recr = recr
+
+    def fill(self, ubatch: UBatch, step: Step | None) -> None:
+        both = cast(HybridStep, step)
+        self.recr.fill_from(both.recr)
+        if isinstance(self.attn, SlidingInput):
+            self.attn.fill_from(cast(SlidingStep, both.attn))
+        else:
+            self.attn.fill_from(cast(AttentionStep, both.attn))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 from pyggmlkv.binding import Tensor, TensorArena, ops
+from pyggmlkv.graph.attention import kv_input, sliding_input
 from pyggmlkv.graph.builder import GraphBuilder
-from pyggmlkv.graph.inputs import RecurrentInput
-from pyggmlkv.memory.protocol import RecurrentStep
+from pyggmlkv.graph.inputs import HybridInput, RecurrentInput
+from pyggmlkv.memory.protocol import AttentionStep, HybridStep, RecurrentStep, SlidingStep
 
 GetRows: TypeAlias = Callable[[TensorArena, Tensor, Tensor], Tensor]
 """Gathers states [state_size, n_rs] by ids: `ops.get_rows`, or an op that reads states in place (`ssm_scan`)."""
@@ -24,14 +25,25 @@ def inp_rs(g: GraphBuilder) -> RecurrentInput:
     return inp
 
 
-def read_states(
-    g: GraphBuilder, inp: RecurrentInput, step: RecurrentStep, all_states: Tensor, get_rows: GetRows = ops.get_rows
-) -> Tensor:
+def inp_hybrid(g: GraphBuilder) -> HybridInput:
+    """Inputs of an attention and of a recurrent memory.  Upstream: build_inp_mem_hybrid, build_inp_mem_hybrid_iswa."""
+    step = cast(HybridStep, g.step)
+    recr = RecurrentInput(g.ctx, step.recr)
+    if g.hparams.swa_type != "none":
+        inp = HybridInput(sliding_input(g, cast(SlidingStep, step.attn)), recr)
+    else:
+        inp = HybridInput(kv_input(g, cast(AttentionStep, step.attn)), recr)
+    g.add_input(inp)
+    return inp
+
+
+def read_states(g: GraphBuilder, inp: RecurrentInput, all_states: Tensor, get_rows: GetRows = ops.get_rows) -> Tensor:
     """States of this ubatch's sequences [state_size, n_seqs]; zeroes new ones, moves the rest along.
 
-    `all_states` is `step.r(il)` or `step.s(il)`, [state_size, n_cells].  Upstream: build_rs.
+    `all_states` is `inp.step.r(il)` or `inp.step.s(il)`, [state_size, n_cells].  Upstream: build_rs.
     """
-    ctx, n_seqs = g.ctx, step.ubatch.n_seqs
+    ctx, step = g.ctx, inp.step
+    n_seqs = step.ubatch.n_seqs
     size = all_states.ne[0]
     states = ops.reshape_2d(ctx, all_states, size, all_states.ne[1])
     zeroed = step.rs_z is not None

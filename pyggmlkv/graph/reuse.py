@@ -26,7 +26,7 @@ def graph_key(params: GraphParams) -> Hashable:
         params.n_outputs,
         params.gtype,
         params.cparams,
-        None if params.cross is None else (params.cross.n_embd, params.cross.n_enc, params.cross.embd is None),
+        params.cross,
         None if params.step is None else params.step.key,
     )
 

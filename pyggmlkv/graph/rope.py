@@ -34,6 +34,7 @@ def rope_qk(g: GraphBuilder, heads: QKV, pos: Tensor, il: int, factors: RopeFact
     """Turn Q and K of layer `il` to their positions; names them as libllama does."""
     params = g.rope_params(il)
     divisors = factors.pick(g.cparams, g.hparams.n_ctx_orig_yarn)
-    q = ops.rope_ext(g.ctx, heads.q, pos, divisors, params)
-    k = ops.rope_ext(g.ctx, heads.k, pos, divisors, params)
+    rope = ops.rope_multi if params.is_multi else ops.rope_ext
+    q = rope(g.ctx, heads.q, pos, divisors, params)
+    k = rope(g.ctx, heads.k, pos, divisors, params)
     return QKV(g.name(q, "Qcur", il), g.name(k, "Kcur", il), g.name(heads.v, "Vcur", il))
