@@ -241,6 +241,30 @@ def test_clear_forgets_cells_heads_and_queued_copies() -> None:
     assert state(streams) == state(CellStreams(StreamsSpec(16, 4, 4)))
 
 
+@pytest.mark.parametrize("p1", [10, 11, None])
+def test_removal_of_the_end_lowers_the_highest_position(p1: int | None) -> None:
+    streams = CellStreams(StreamsSpec(16, 1))
+    decode(streams, 0, 10)
+    streams.seq_rm(0, 7, p1)
+    assert streams.seq_pos_max(0) == 6
+
+
+@pytest.mark.parametrize("p0", [None, 0])
+def test_removal_of_the_start_raises_the_lowest_position(p0: int | None) -> None:
+    streams = CellStreams(StreamsSpec(16, 1))
+    decode(streams, 0, 10)
+    streams.seq_rm(0, p0, 4)
+    assert streams.seq_pos_min(0) == 4
+
+
+def test_copy_onto_a_sequence_with_cells_widens_its_range() -> None:
+    streams = CellStreams(StreamsSpec(16, 2))
+    decode(streams, 5, 3, 0)
+    decode(streams, 0, 2, 1)
+    streams.seq_cp(0, 1)
+    assert (streams.seq_pos_min(1), streams.seq_pos_max(1)) == (0, 7)
+
+
 # windows
 
 

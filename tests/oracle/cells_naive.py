@@ -1,4 +1,4 @@
-"""Cells, slots and sequence operations one cell at a time, with sets and loops: what the fast ones must equal.
+"""Cells, slots and sequence operations one cell at a time, with sets and loops: the fast ones must equal it.
 
 Written from the rules, imports nothing of pyggmlkv. A cell is None or a dict with pos, shift, seqs, xy.
 """
