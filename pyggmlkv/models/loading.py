@@ -6,6 +6,7 @@ Upstream: llama_model_base::create_tensor_qkv and the load_arch_tensors function
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, TypeAlias
 
 from pyggmlkv.binding import Tensor
@@ -16,6 +17,7 @@ from pyggmlkv.gguf.weights import TensorLoader
 from pyggmlkv.graph.blocks import FFN, Linear, Norm, QKVWeights
 from pyggmlkv.graph.moe import MoE
 from pyggmlkv.graph.rope import RopeFactors
+from pyggmlkv.graph.ssm import Mamba
 
 Bias: TypeAlias = Literal["no", "optional", "required"]
 
@@ -31,6 +33,16 @@ def check_heads(kv: KeyReader, hp: HParams, *, rotated_whole: bool = False) -> N
         kv.refuse(keys.ATTENTION_VALUE_LENGTH, f"{head_dim}, as a key's length", str(hp.n_embd_head_v()))
     if rotated_whole and hp.n_rot() != head_dim:
         kv.refuse(keys.ROPE_DIMENSION_COUNT, f"{head_dim}, the size of a head", str(hp.n_rot()))
+
+
+def check_expansion(kv: KeyReader, hp: HParams) -> None:
+    """Refuse Mamba layers that are not twice as wide inside as outside, as upstream does.
+
+    Raises:
+        GGUFKeyError: names the inner size.
+    """
+    if hp.ssm_d_inner != 2 * hp.n_embd:
+        kv.refuse(keys.SSM_INNER_SIZE, f"{2 * hp.n_embd}, twice the embedding length", str(hp.ssm_d_inner))
 
 
 class WeightLoader:
@@ -51,6 +63,10 @@ class WeightLoader:
     def optional(self, name: str, *ne: int) -> Tensor | None:
         return self._tensors.tensor(name, *ne, required=False)
 
+    def has(self, name: str) -> bool:
+        """Whether the file has this tensor, full name."""
+        return self._tensors.has(name)
+
     def linear(self, name: str, *ne: int, bias: Bias = "optional") -> Linear:
         """`name.weight` [n_in, n_out(, n_expert)], with its bias [n_out(, n_expert)] and scale where present."""
         weight = self.tensor(f"{name}.weight", *ne)
@@ -70,6 +86,16 @@ class WeightLoader:
         n = n or self.hp.n_embd
         b = None if bias == "no" else self._tensors.tensor(f"{name}.bias", n, required=bias == "required")
         return Norm(self.tensor(f"{name}.weight", n), b)
+
+    def output_norm_lfm2(self) -> Norm:
+        """The output norm under the name of the embeddings' norm.  Upstream: LLM_TENSOR_OUTPUT_NORM_LFM2."""
+        return Norm(self._tensors.tensor("token_embd_norm.weight", self.hp.n_embd, role="output_norm"))
+
+    def skip_layer(self, il: int) -> None:
+        """Leave out a layer that no graph here runs (next-token prediction).  Upstream: TENSOR_SKIP."""
+        for name in self._tensors.reader.weights:
+            if name.startswith(f"blk.{il}."):
+                self._tensors.skip(name)
 
     def tok_embd(self) -> Tensor:
         return self.tensor("token_embd.weight", self.hp.n_embd, self.hp.n_vocab)
@@ -158,4 +184,35 @@ class WeightLoader:
             gate=self.linear_or_none(f"{b}.ffn_gate_exps", hp.n_embd, n_ff, n_expert, bias=bias),
             down=self.linear(f"{b}.ffn_down_exps", n_ff, hp.n_embd, n_expert, bias=bias),
             up=self.linear(f"{b}.ffn_up_exps", hp.n_embd, n_ff, n_expert, bias=bias),
+        )
+
+    def moe_gate_up(self, il: int, n_ff: int) -> MoE:
+        """As `moe`, gate and up of the experts fused or apart, the choice biased where the file has a bias.
+
+        Upstream: create_tensor_gate_up_exps.
+        """
+        hp, b = self.hp, f"blk.{il}"
+        fused = self.linear_or_none(f"{b}.ffn_gate_up_exps", hp.n_embd, 2 * n_ff, hp.n_expert, bias="no")
+        bias = self.optional(f"{b}.exp_probs_b.bias", hp.n_expert)
+        if fused is None:
+            return dataclasses.replace(self.moe(il, n_ff), exp_probs_b=bias)
+        return MoE(
+            gate_inp=self.linear(f"{b}.ffn_gate_inp", hp.n_embd, hp.n_expert, bias="no"),
+            down=self.linear(f"{b}.ffn_down_exps", n_ff, hp.n_embd, hp.n_expert, bias="no"),
+            gate_up=fused,
+            exp_probs_b=bias,
+        )
+
+    def mamba(self, il: int) -> Mamba:
+        """A Mamba layer without norms of dt, B and C."""
+        hp, b = self.hp, f"blk.{il}"
+        d_inner, d_state, dt_rank = hp.ssm_d_inner, hp.ssm_d_state, hp.ssm_dt_rank
+        return Mamba(
+            ssm_in=self.linear(f"{b}.ssm_in", hp.n_embd, 2 * d_inner, bias="no"),
+            conv1d=self.linear(f"{b}.ssm_conv1d", hp.ssm_d_conv, d_inner, bias="required"),
+            x=self.linear(f"{b}.ssm_x", d_inner, dt_rank + 2 * d_state, bias="no"),
+            dt=self.linear(f"{b}.ssm_dt", dt_rank, d_inner, bias="required"),
+            a=self.tensor(f"{b}.ssm_a", d_state, d_inner),
+            d=self.tensor(f"{b}.ssm_d", d_inner),
+            out=self.linear(f"{b}.ssm_out", d_inner, hp.n_embd, bias="no"),
         )

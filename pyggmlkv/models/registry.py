@@ -21,8 +21,11 @@ MODULES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gpt-oss": "gpt_oss",
+    "jamba": "jamba",
     "llama": "llama",
     "llama4": "llama4",
+    "mamba": "mamba",
+    "mamba2": "mamba2",
     "phi3": "phi3",
     "qwen3": "qwen3",
 }
