@@ -22,11 +22,13 @@ MODULES = {
     "gemma3": "gemma3",
     "gpt-oss": "gpt_oss",
     "jamba": "jamba",
+    "lfm2": "lfm2",
     "llama": "llama",
     "llama4": "llama4",
     "mamba": "mamba",
     "mamba2": "mamba2",
     "phi3": "phi3",
+    "qwen2vl": "qwen2vl",
     "qwen3": "qwen3",
 }
 
