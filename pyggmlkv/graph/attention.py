@@ -77,15 +77,37 @@ def hadamard(g: GraphBuilder, cur: Tensor, rot: Tensor) -> Tensor:
 
 
 def attn(g: GraphBuilder, inp: KVInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
-    """Write K and V, attend to the cache, project: [n_embd, n_tokens].  Upstream: build_attn (llm_graph_input_attn_kv)."""
-    step, (q, k_cur, v_cur) = inp.step, heads
+    """Write K and V, attend to the cache, project: [n_embd, n_tokens].  Upstream: build_attn (llm_graph_input_attn_kv).
+
+    K is expanded last so that a backend can fuse its RoPE with the cache write.
+    """
+    heads = _rotated(g, inp, heads)
+    for t in (heads.q, heads.v, heads.k):
+        g.expand(t)
+    return _attend(g, inp, wo, heads, how, il)
+
+
+def attn_iswa(g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
+    """As `attn`, on the half that layer `il` belongs to.  Upstream: build_attn (llm_graph_input_attn_kv_iswa)."""
+    half = inp.swa if g.hparams.is_swa(il) else inp.base
+    heads = _rotated(g, half, heads)
+    for t in heads:
+        g.expand(t)
+    return _attend(g, half, wo, heads, how, il)
+
+
+def _rotated(g: GraphBuilder, inp: KVInput, heads: QKV) -> QKV:
+    """Heads as a cache with attention rotation stores and reads them."""
+    q, k, v = heads
     if inp.k_rot is not None:
-        q, k_cur = hadamard(g, q, inp.k_rot.tensor), hadamard(g, k_cur, inp.k_rot.tensor)
+        q, k = hadamard(g, q, inp.k_rot.tensor), hadamard(g, k, inp.k_rot.tensor)
     if inp.v_rot is not None:
-        v_cur = hadamard(g, v_cur, inp.v_rot.tensor)
-    g.expand(q)
-    g.expand(v_cur)
-    g.expand(k_cur)
+        v = hadamard(g, v, inp.v_rot.tensor)
+    return QKV(q, k, v)
+
+
+def _attend(g: GraphBuilder, inp: KVInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
+    step, (q, k_cur, v_cur) = inp.step, heads
     g.expand(step.cpy_k(g.ctx, k_cur, inp.k_idxs.tensor, il))
     if inp.v_idxs is not None:
         g.expand(step.cpy_v(g.ctx, v_cur, inp.v_idxs.tensor, il))
@@ -97,11 +119,6 @@ def attn(g: GraphBuilder, inp: KVInput, wo: Linear | None, heads: QKV, how: Atte
     if inp.v_rot is not None:
         cur = hadamard(g, cur, inp.v_rot.tensor)
     return project(g, wo, cur, how)
-
-
-def attn_iswa(g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
-    """As `attn`, on the half that layer `il` belongs to.  Upstream: build_attn (llm_graph_input_attn_kv_iswa)."""
-    return attn(g, inp.swa if g.hparams.is_swa(il) else inp.base, wo, heads, how, il)
 
 
 def inp_any(g: GraphBuilder) -> KVInput | SlidingInput:

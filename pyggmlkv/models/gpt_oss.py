@@ -1,4 +1,7 @@
-"""gpt-oss: attention sinks, sliding and full layers by turns, clamped SwiGLU experts.  Upstream: models/openai-moe.cpp."""
+"""gpt-oss: attention sinks, sliding and full layers by turns, experts with biases and a clamped SwiGLU.
+
+Upstream: models/openai-moe.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""llama4: chunked layers with RoPE, full ones without it but with a temperature by position, experts by turns.
+"""llama4: chunked layers with RoPE, full ones without it but with a temperature by position, experts.
 
-Upstream: models/llama4.cpp. Differs: a file that switches the window off is refused; upstream aborts at its first graph.
+Upstream: models/llama4.cpp. Differs: a file that switches the window off is refused; upstream loads it and
+aborts at its first batch.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def build(g: GraphBuilder, w: Weights) -> None:
             cur = ops.get_rows(g.ctx, cur, out_ids)
             residual = ops.get_rows(g.ctx, residual, out_ids)
         ffn_inp = g.name(ops.add(g.ctx, cur, residual), "ffn_inp", il)
-        cur = g.name(norm(g, ffn_inp, layer.ffn_norm, il), "ffn_norm", il)
+        attn_out, cur = cur, norm(g, ffn_inp, layer.ffn_norm, il)
+        g.name(cur if layer.moe is None else attn_out, "ffn_norm", il)  # libllama's slip
         if layer.moe is not None:
             cur = moe_and_shared(g, cur, layer, layer.moe, il)
         else:

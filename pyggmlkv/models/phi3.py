@@ -1,4 +1,4 @@
-"""phi3: fused projections, RoPE factors for short and long contexts, scaled queries.  Upstream: models/phi3.cpp."""
+"""phi3: fused projections, RoPE factors by the context's size, scaled queries.  Upstream: models/phi3.cpp."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Weights:
 
 
 def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
-    """A window that the file asks for is not used: converted files have it wrong, and libllama ignores it too."""
+    """A window that the file asks for is ignored, as in libllama: converted files have it wrong."""
     if n_swa := kv.u32(keys.ATTENTION_SLIDING_WINDOW, 0):
-        logger.warning("phi3: the sliding window of %d positions is ignored, every layer sees all of them", n_swa)
+        logger.warning("phi3: the sliding window of %d positions is ignored, all layers are full", n_swa)
     check_heads(kv, hp)
     return dataclasses.replace(hp, rope_type="neox", f_norm_rms_eps=kv.f32(keys.ATTENTION_LAYERNORM_RMS_EPS))
 

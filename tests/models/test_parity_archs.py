@@ -7,6 +7,7 @@ splits, element types, sequences unified and in streams, shifts and removals, al
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import pyggmlkv
-from tests.oracle.libllama import Library
+from tests.oracle.libllama import ContextParams, Library
 from tests.oracle.tiny_models import TinyModel
 from tests.side_by_side import CASES, Comparison, Models, Pair, Setup, run_case
 
@@ -103,3 +104,30 @@ def test_embeddings_as_input_are_equal(reference: Library, tiny_model: TinyModel
         pair.comparison.add(pair.ours.logits, pair.reference.logits, "decode of 20 embeddings")
         pair.greedy(3, 1)
         assert_equal(pair.comparison)
+
+
+def plain(name: str) -> str:
+    """Tensors without a name have a number, which counts more on one side than on the other."""
+    return re.sub(r"(node|leaf)_[0-9]+", "unnamed", name)
+
+
+def names_asked(node: pyggmlkv.binding.Tensor) -> list[str]:
+    """A node's inputs that are no weights, then itself: what the reference asks its callback about."""
+    leaves = [t.name for t in node.src if t is not None and t.op == "NONE"]
+    return list(
+        dict.fromkeys([name for name in leaves if not name.endswith((".weight", ".bias"))] + [node.name])
+    )
+
+
+@pytest.mark.parametrize("flash_attn", ["off", "on"])
+def test_graphs_have_the_references_nodes_in_its_order(models: Models, flash_attn: str) -> None:
+    asked: list[str] = []
+    capture = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash_attn, capture=asked.append)
+    with models.reference.context(capture) as reference:
+        asked.clear()
+        reference.decode(list(range(12)))
+    with pyggmlkv.Context(models.ours, n_ctx=256, n_threads=1, flash_attn=flash_attn) as ctx:
+        ctx.decode(pyggmlkv.Batch(list(range(12))))
+        assert ctx._graphs is not None and ctx._graphs._last is not None
+        ours = [name for node in ctx._graphs._last.graph.nodes for name in names_asked(node)]
+    assert [plain(name) for name in ours] == [plain(name) for name in asked]
