@@ -13,8 +13,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-import build_ggml  # noqa: E402
-from ggml_build import BuildError  # noqa: E402
+import build_ggml
+from ggml_build import BuildError
 
 
 class BuildGgml(build_ext):

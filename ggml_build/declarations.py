@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,21 +49,14 @@ class Declaration:
 Declarations = dict[tuple[str, str], Declaration]
 
 
-def add(found: Declarations, new: Declaration) -> None:
-    """Add, but never replace a full struct by its forward declaration."""
-    key = (new.kind, new.name)
-    if key not in found or new.shape:
-        found[key] = new
-
-
-def read_header(header: Path) -> Declarations:
-    """What one header declares itself, not what it includes. Raises: BuildError when it is not C."""
-    text, macros = _preprocess(header)
-    found = _collect(_parse(text, header.name), {header.name})
-    for name, value in macros:
+def read_headers(folder: Path, names: Sequence[str]) -> Declarations:
+    """What these headers declare themselves, not what they include. Raises: BuildError when one is not C."""
+    text, macros = _preprocess(folder, names)
+    found = _collect(_parse(text, "the headers"), set(names))
+    for header, name, value in macros:
         if CONSTANT.fullmatch(value) and not name.startswith("_"):
             kind = "string" if value.startswith('"') else "constant"
-            found[kind, name] = Declaration(kind, name, header.name, (), f"#define {name} {value}")
+            found[kind, name] = Declaration(kind, name, header, (), f"#define {name} {value}")
     return found
 
 
@@ -100,27 +93,33 @@ def _plain_c(files: Iterable[Path]) -> str:
     return "\n".join(pieces)
 
 
-def _preprocess(header: Path) -> tuple[str, list[tuple[str, str]]]:
-    """(C text with line markers, the header's own macros without parameters)."""
+def _preprocess(folder: Path, names: Sequence[str]) -> tuple[str, list[tuple[str, str, str]]]:
+    """(C text with line markers, the macros without parameters as (header, name, value))."""
     compiler = os.environ.get("CC", "cc").split()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         for name, text in STAND_INS.items():
-            (Path(folder) / name).write_text(f"#pragma once\n{text}\n")
-        command = [*compiler, "-E", "-dD", "-nostdinc", "-undef", "-I", folder, "-I", str(header.parent)]
-        command += ["-D_Noreturn=", "-x", "c", str(header)]
+            (Path(temporary) / name).write_text(f"#pragma once\n{text}\n")
+        command = [*compiler, "-E", "-dD", "-nostdinc", "-undef", "-I", temporary, "-I", str(folder)]
+        includes = "".join(f'#include "{name}"\n' for name in names)
         try:
-            result = subprocess.run(command, capture_output=True, text=True)
+            result = subprocess.run(
+                [*command, "-D_Noreturn=", "-x", "c", "-"],
+                input=includes,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         except OSError as error:
             raise BuildError(f"the preprocessor {compiler[0]} did not start: {error}") from error
     if result.returncode:
-        raise BuildError(f"{header.name}: the preprocessor failed: {result.stderr.strip()[-500:]}")
+        raise BuildError(f"the preprocessor refused the headers in {folder}: {result.stderr.strip()[-500:]}")
     lines, macros, current = [], [], ""
     for line in result.stdout.splitlines():
         if marker := re.match(r'#\s+\d+\s+"([^"]*)"', line):
             current = Path(marker.group(1)).name
         if line.startswith(("#define", "#undef", "#pragma")):
-            if current == header.name and (macro := re.match(r"#define (\w+) (.*)$", line)):
-                macros.append((macro.group(1), macro.group(2).strip()))
+            if current in names and (macro := re.match(r"#define (\w+) (.*)$", line)):
+                macros.append((current, macro.group(1), macro.group(2).strip()))
             line = ""
         lines.append(line)
     return "\n".join(lines), macros
@@ -140,7 +139,9 @@ def _collect(tree: c_ast.FileAST, files: set[str]) -> Declarations:
         declaration = _declaration(node, header) if header in files else None
         if declaration is None:
             continue
-        add(found, declaration)
+        key = (declaration.kind, declaration.name)
+        if key not in found or declaration.shape:  # a full struct is not replaced by a forward declaration
+            found[key] = declaration
     return found
 
 

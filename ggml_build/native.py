@@ -140,18 +140,19 @@ def check_compilers() -> None:
             )
 
 
-def run(command: Sequence[str | Path], what: str) -> None:
-    """Run a step quietly. Raises: BuildError with the end of its output when it fails."""
+def run(command: Sequence[str | Path], what: str) -> str:
+    """Run a step quietly and return its output. Raises: BuildError with the end of it when it fails."""
     words = [str(word) for word in command]
     try:
         result = subprocess.run(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
     except OSError as error:
         raise BuildError(f"{what}: {words[0]} did not start: {error}") from error
     if result.returncode:
         tail = "\n".join(result.stdout.strip().splitlines()[-30:])
         raise BuildError(f"{what} failed (exit {result.returncode}).\n{tail}\ncommand: {' '.join(words)}")
+    return result.stdout
 
 
 def locate(source: Path, options: BuildOptions, cache: Path) -> NativeBuild:
@@ -166,7 +167,7 @@ def build(source: Path, options: BuildOptions, native: NativeBuild) -> None:
     Raises: BuildError for a missing tool or compiler, or when CMake or the compiler fails.
     """
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
-    if not _configured(native):
+    if not configured(native):
         check_compilers()
         native.build.mkdir(parents=True, exist_ok=True)
         flags = options.cmake_flags() | {
@@ -176,13 +177,15 @@ def build(source: Path, options: BuildOptions, native: NativeBuild) -> None:
         defines = [f"-D{name}={value}" for name, value in flags.items()]
         run([cmake, "-S", source, "-B", native.build, "-G", "Ninja", *defines], "configuring ggml")
     jobs = ["-j", str(options.jobs)] if options.jobs else []
-    run([cmake, "--build", native.build, *jobs], "compiling ggml")
+    done = run([cmake, "--build", native.build, *jobs], "compiling ggml")
+    if "no work to do" in done and native.stamp.exists():
+        return  # installing again would strip, that is rewrite, libraries that a process may have mapped
     run([cmake, "--install", native.build, "--strip"], "installing ggml")
     facts = {"source": str(source), "options": asdict(options), "flags": options.cmake_flags()}
     native.stamp.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def _configured(native: NativeBuild) -> bool:
+def configured(native: NativeBuild) -> bool:
     """False when there is no CMake cache, or one whose cmake or ninja has gone (a past isolated build's)."""
     cache = native.build / "CMakeCache.txt"
     if not cache.exists() or not (native.build / "build.ninja").exists():

@@ -130,7 +130,9 @@ def _downloaded(pin: Pin, folder: Path) -> Path:
         # not ":all:": that would compile what builds the metadata too, CMake included
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", pin.distribution]
         command += ["--disable-pip-version-check", "--quiet", "-d", temporary, requirement]
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         found = sorted(Path(temporary).glob("*.tar.gz"))
         if result.returncode or not found:
             raise BuildError(
@@ -172,5 +174,5 @@ def _commit(path: Path) -> str | None:
     if not (path / ".git").exists() or not shutil.which("git"):
         return None
     command = ["git", "-C", str(path), "rev-parse", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() if result.returncode == 0 else None

@@ -15,12 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ggml_build import BuildError  # noqa: E402
-from ggml_build.declarations import Declaration, Declarations, add, read_cdefs, read_header  # noqa: E402
-from ggml_build.extension import BACKEND_HEADERS, CORE_HEADERS  # noqa: E402
-from ggml_build.info import recorded_include  # noqa: E402
-from ggml_build.source import find_source  # noqa: E402
+from ggml_build import BuildError
+from ggml_build.declarations import Declaration, Declarations, read_cdefs, read_headers
+from ggml_build.extension import BACKEND_HEADERS, CORE_HEADERS
+from ggml_build.info import recorded_include
+from ggml_build.source import find_source
 
+HEADERS = (*CORE_HEADERS, *BACKEND_HEADERS.values())
 NOT_OFFERED = "a backend that build_ggml.py does not offer"
 HEADERS_LEFT_OUT = {
     "ggml-cpp.h": "C++ only: smart pointers around the C API",
@@ -105,22 +106,26 @@ def compare(upstream: Declarations, cdefs: Declarations) -> Report:
     return report
 
 
-def check(include: Path, cdef: Path) -> Report:
-    """Compare headers in `include` with cdef files in `cdef`.
+def read_upstream(include: Path) -> Declarations:
+    """Everything that the headers we bind declare. Raises: BuildError when one is missing or is not C."""
+    if missing := [name for name in HEADERS if not (include / name).is_file()]:
+        raise BuildError(
+            f"{include} has no {', '.join(missing)}: is it the include folder of the pinned ggml?"
+        )
+    return read_headers(include, HEADERS)
 
-    Raises: BuildError when either cannot be read.
-    """
-    headers = [*CORE_HEADERS, *BACKEND_HEADERS.values()]
-    upstream: Declarations = {}
-    for name in headers:
-        if not (include / name).is_file():
-            raise BuildError(f"{include} has no {name}: is it the include folder of the pinned ggml?")
-        for item in read_header(include / name).values():
-            add(upstream, item)
-    report = compare(upstream, read_cdefs(cdef / name for name in headers if (cdef / name).is_file()))
+
+def read_ours(cdef: Path) -> Declarations:
+    """Everything that the cdef files declare. Raises: BuildError when one is not C."""
+    return read_cdefs(cdef / name for name in HEADERS if (cdef / name).is_file())
+
+
+def check(include: Path, cdef: Path) -> Report:
+    """Compare the headers in one folder with the cdef files in another. Raises: BuildError."""
+    report = compare(read_upstream(include), read_ours(cdef))
     present = {path.name for path in include.glob("*.h")}
     report.left_out |= {name: why for name, why in HEADERS_LEFT_OUT.items() if name in present}
-    report.unknown_headers = sorted(present - set(headers) - set(HEADERS_LEFT_OUT))
+    report.unknown_headers = sorted(present - set(HEADERS) - set(HEADERS_LEFT_OUT))
     return report
 
 
