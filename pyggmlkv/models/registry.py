@@ -18,6 +18,7 @@ from pyggmlkv.models.loading import WeightLoader
 
 MODULES = {
     "bloom": "bloom",
+    "deepseek2": "deepseek2",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gpt-oss": "gpt_oss",
@@ -30,6 +31,7 @@ MODULES = {
     "phi3": "phi3",
     "qwen2vl": "qwen2vl",
     "qwen3": "qwen3",
+    "t5": "t5",
 }
 
 ENCODER_ARCHS = frozenset({"t5", "t5encoder"})
