@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from pyggmlkv.binding import Tensor, ops
+from pyggmlkv.binding import Tensor, dtypes, ops
 from pyggmlkv.graph.blocks import QKV, Linear, linear
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.encoder_inputs import CrossInput, NoCacheInput
@@ -213,6 +213,7 @@ def _flash(g: GraphBuilder, qkv: QKV, mask: Tensor | None, how: Attention, il: i
 
 
 def _softmax(g: GraphBuilder, qkv: QKV, v_trans: bool, mask: Tensor | None, how: Attention, il: int) -> Tensor:
+    """Differs: a quantised V is read as f32 before it is transposed, where upstream moves its blocks as elements."""
     hp = g.hparams
     q, k, v = qkv
     kq = g.name(ops.mul_mat(g.ctx, k, q), "kq", il)
@@ -227,6 +228,7 @@ def _softmax(g: GraphBuilder, qkv: QKV, v_trans: bool, mask: Tensor | None, how:
     ops.soft_max_add_sinks(kq, how.sinks)
     g.name(kq, "kq_soft_max", il)
     if not v_trans:
+        v = ops.cast(g.ctx, v, "f32") if dtypes.dtype_info(v.dtype).is_quantized else v
         v = g.name(ops.cont(g.ctx, ops.transpose(g.ctx, v)), "v_cont", il)
     kqv = g.name(ops.mul_mat(g.ctx, v, kq), "kqv", il)
     if how.v_mla is not None:
