@@ -168,7 +168,9 @@ REFERENCE_ABORTS: Mapping[tuple[str, str], str] = {
     **{("t5", case): QUANTISED_V_WITH_BIAS for case in ("q8-kv", "q4-kv", "q5-kv", "shift-q8-kv")},
     ("deepseek2", "shift-q8-kv"): MLA_QUANTISED_SHIFT,
 }
-RECURRENT_CUT = "the reference drops the cells and keeps the state that has seen them; here the cut is refused"
+RECURRENT_CUT = (
+    "the reference drops the cells and keeps the state that has seen them; here the cut is refused"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

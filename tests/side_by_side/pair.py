@@ -24,13 +24,16 @@ Floats = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings of both contexts. Small, and flash attention decided rather than automatic."""
+    """Settings of both contexts: small, flash attention decided rather than automatic, and one thread.
+
+    Two threads that wait for each other at every node are slow where anything else runs.
+    """
 
     n_ctx: int = 256
     n_batch: int = 2048
     n_ubatch: int = 512
     n_seq_max: int = 1
-    n_threads: int = 2
+    n_threads: int = 1
     flash_attn: str = "off"
     type_k: str = "f16"
     type_v: str = "f16"
