@@ -44,6 +44,7 @@ ARCHS = {
     "qwen3": Arch(TinyModel("qwen3"), "kv"),
 }
 PLAIN = ("bloom", "gemma2", "gemma3", "gpt-oss", "llama-moe", "llama4", "phi3-long", "qwen3")
+"""One row an architecture, without encoder and with one position a token."""
 
 
 @pytest.fixture(scope="module", params=ARCHS)
@@ -55,14 +56,6 @@ def arch(request: pytest.FixtureRequest) -> Arch:
 def models(arch: Arch, reference: Library, tiny_model: TinyModels) -> Iterator[Models]:
     with Models(reference, tiny_model(arch.model)) as opened:
         yield opened
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads spend a tiny graph's time at their barriers."""
-    for name, case in CASES.items():
-        single = dataclasses.replace(case, setup=dataclasses.replace(case.setup, n_threads=1))
-        monkeypatch.setitem(CASES, name, single)  # type: ignore[arg-type]
 
 
 def assert_equal(found: Comparison) -> None:
@@ -88,7 +81,7 @@ def test_weight_types_are_equal(
     model = dataclasses.replace(ARCHS[name].model, weight_type=weight_type)
     with (
         Models(reference, tiny_model(model)) as opened,
-        Pair(opened, Setup(n_threads=1, n_ubatch=16)) as pair,
+        Pair(opened, Setup(n_ubatch=16)) as pair,
     ):
         pair.decode(list(range(40)))
         pair.greedy(4, 3)
@@ -98,7 +91,7 @@ def test_weight_types_are_equal(
 @pytest.mark.parametrize("name", PLAIN)
 def test_embeddings_as_input_are_equal(reference: Library, tiny_model: TinyModels, name: str) -> None:
     rows = np.random.default_rng(5).standard_normal((20, 256), np.float32)
-    with Models(reference, tiny_model(ARCHS[name].model)) as opened, Pair(opened, Setup(n_threads=1)) as pair:
+    with Models(reference, tiny_model(ARCHS[name].model)) as opened, Pair(opened, Setup()) as pair:
         pair.reference.decode(embd=rows, logits="all")
         pair.ours.decode(pyggmlkv.Batch(embd=rows, logits="all"))
         pair.comparison.add(pair.ours.logits, pair.reference.logits, "decode of 20 embeddings")
