@@ -1,8 +1,8 @@
 """K-shift: turn cached keys by the position change of their cells, on the device that holds them.
 
-One graph for all layers and streams; the shift of every cell is an input.  Upstream: llama_kv_cache::build_graph_shift,
-build_rope_shift. Differs: quantised keys shift without attention rotation too (upstream crashes); `shift="pure"` turns
-without YaRN's magnitude factor.
+One graph for all layers and streams; the shift of every cell is an input.
+Upstream: llama_kv_cache::build_graph_shift, build_rope_shift. Differs: bf16 keys, and quantised keys without attention
+rotation, shift too (upstream crashes); `shift="pure"` turns without YaRN's magnitude factor.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pyggmlkv.memory.config import KVSpec, LayerSpec
 from pyggmlkv.memory.storage import KVStorage
 
 NODES_A_LAYER = 16
+IN_PLACE = ("f32", "f16")
+"""Types that the RoPE op turns where they lie; the others pass through f32."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,13 +76,13 @@ def build_shift(storage: KVStorage, factors: Mapping[int, Tensor], rot_size: int
 def _turned(
     ctx: TensorArena, storage: KVStorage, layer: LayerSpec, inputs: tuple[Tensor, Tensor | None, Tensor | None]
 ) -> Tensor:
-    """The node that writes the turned keys of `layer` back in place; quantised rows pass through f32 whole."""
+    """The node that writes the turned keys of `layer` back in place; other types pass through f32 whole."""
     shift, rot, factors = inputs
     k = storage.layers[layer.il].k
     head = dtypes.row_size(k.dtype, layer.head_dim_k)
     n_cells = k.ne[1] * k.ne[2]
     params = shift_params(storage.spec, layer)
-    if not dtypes.dtype_info(k.dtype).is_quantized:
+    if k.dtype in IN_PLACE:
         first = layer.n_embd_nope * k.nb[0]
         rows = ops.view_3d(ctx, k, layer.n_rot, layer.n_head_kv, n_cells, head, k.nb[1], first)
         return ops.rope_ext_inplace(ctx, rows, shift, factors, params)
