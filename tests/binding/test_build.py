@@ -113,14 +113,15 @@ def test_prefix_of_a_checkout_without_a_build_is_refused(checkout: Path) -> None
 
 
 def test_second_run_changes_nothing(checkout: Path) -> None:
-    in_use = source.find_source(REPOSITORY)
-    recorded = info.recorded_options(REPOSITORY)
-    backends = ",".join(recorded[0].backends) if recorded else "cpu"
+    options, given = info.recorded_options(REPOSITORY) or (native.BuildOptions(), None)
+    in_use = source.find_source(REPOSITORY, given)
+    arguments = ["--backends", ",".join(options.backends), "--build-type", options.build_type]
+    arguments += ["--portable"] if options.portable else []
     cache = {"PYGGMLKV_CACHE": str(source.cache_folder()), "PYGGMLKV_GGML_SOURCE": str(in_use.path)}
-    first = build(checkout, "--backends", backends, **cache)
+    first = build(checkout, *arguments, **cache)
     assert first.returncode == 0, first.stderr
     before = snapshot(checkout)
-    second = build(checkout, "--backends", backends, **cache)
+    second = build(checkout, *arguments, **cache)
     assert second.returncode == 0 and second.stdout.startswith("up to date"), second.stdout
     assert {
         path: stamp for path, stamp in snapshot(checkout).items() if before.get(path) != stamp
