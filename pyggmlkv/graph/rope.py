@@ -32,9 +32,15 @@ NO_FACTORS = RopeFactors()
 
 def rope_qk(g: GraphBuilder, heads: QKV, pos: Tensor, il: int, factors: RopeFactors = NO_FACTORS) -> QKV:
     """Turn Q and K of layer `il` to their positions; names them as libllama does."""
+    q, k, v = turned_qk(g, heads, pos, il, factors)
+    return QKV(g.name(q, "Qcur", il), g.name(k, "Kcur", il), g.name(v, "Vcur", il))
+
+
+def turned_qk(g: GraphBuilder, heads: QKV, pos: Tensor, il: int, factors: RopeFactors = NO_FACTORS) -> QKV:
+    """`rope_qk` without names, for the architectures that give none."""
     params = g.rope_params(il)
     divisors = factors.pick(g.cparams, g.hparams.n_ctx_orig_yarn)
     rope = ops.rope_multi if params.is_multi else ops.rope_ext
     q = rope(g.ctx, heads.q, pos, divisors, params)
     k = rope(g.ctx, heads.k, pos, divisors, params)
-    return QKV(g.name(q, "Qcur", il), g.name(k, "Kcur", il), g.name(heads.v, "Vcur", il))
+    return QKV(q, k, heads.v)

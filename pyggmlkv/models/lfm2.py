@@ -13,7 +13,7 @@ from pyggmlkv.graph.blocks import FFN, QKV, Linear, Norm, QKVWeights, ffn, linea
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.inputs import HybridInput, RecurrentInput
 from pyggmlkv.graph.recurrent import inp_hybrid
-from pyggmlkv.graph.rope import rope_qk
+from pyggmlkv.graph.rope import turned_qk
 from pyggmlkv.graph.ssm import read_window, write_windows
 from pyggmlkv.models.loading import WeightLoader, check_heads
 
@@ -113,7 +113,7 @@ def attention(g: GraphBuilder, inp: HybridInput, w: AttentionWeights, cur: Tenso
     q, k, v = qkv(g, w.qkv, cur, head_dim, il)
     q = g.name(norm(g, q, w.q_norm, il), HF + "self_attn.q_layernorm", il)
     k = g.name(norm(g, k, w.k_norm, il), HF + "self_attn.k_layernorm", il)
-    heads = rope_qk(g, QKV(q, k, v), pos, il)
+    heads = turned_qk(g, QKV(q, k, v), pos, il)
     cur = attn_any(g, inp.attn, w.wo, heads, Attention(kq_scale=rsqrt(head_dim)), il)
     return g.name(cur, HF + "self_attn.out_proj", il)
 
