@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pyggmlkv
+from pyggmlkv.types import FlashAttn
 from tests.oracle.libllama import ContextParams, Library
 from tests.oracle.tiny_models import TinyModel
+from tests.oracle.tiny_recipes import Value
 from tests.side_by_side import CASES, Comparison, Models, Pair, Setup, run_case
 
 TinyModels = Callable[[str | TinyModel], Path]
@@ -30,18 +32,34 @@ class Arch:
     memory: str
 
 
+GROUPS: Mapping[str, Value] = {"expert_count": 8, "expert_group_count": 4, "expert_group_used_count": 2}
+TEMPERATURE: Mapping[str, Value] = {"attention.temperature_scale": 0.1, "attention.temperature_length": 16}
 ARCHS = {
     "bloom": Arch(TinyModel("bloom"), "kv"),
+    "deepseek2": Arch(TinyModel("deepseek2"), "kv"),
+    "deepseek2-groups": Arch(TinyModel("deepseek2", keys=GROUPS), "kv"),
+    "deepseek2-heads": Arch(TinyModel("deepseek2-heads"), "kv"),
+    "deepseek2-temperature": Arch(TinyModel("deepseek2", keys=TEMPERATURE), "kv"),
     "gemma2": Arch(TinyModel("gemma2"), "iswa"),
     "gemma3": Arch(TinyModel("gemma3"), "iswa"),
     "gemma3-no-window": Arch(TinyModel("gemma3", keys={"attention.sliding_window": 0}), "kv"),
     "gpt-oss": Arch(TinyModel("gpt-oss"), "iswa"),
+    "jamba": Arch(TinyModel("jamba"), "hybrid"),
+    "jamba-moe": Arch(TinyModel("jamba-moe"), "hybrid"),
+    "lfm2": Arch(TinyModel("lfm2"), "hybrid"),
+    "lfm2-window": Arch(TinyModel("lfm2", keys={"attention.sliding_window": 8}), "hybrid-iswa"),
     "llama-moe": Arch(TinyModel("llama-moe"), "kv"),
     "llama4": Arch(TinyModel("llama4"), "iswa"),
+    "mamba": Arch(TinyModel("mamba"), "recurrent"),
+    "mamba-normed": Arch(TinyModel("mamba", keys={"ssm.dt_b_c_rms": True}), "recurrent"),
+    "mamba2": Arch(TinyModel("mamba2"), "recurrent"),
     "phi3-long": Arch(TinyModel("phi3"), "kv"),
     "phi3-short": Arch(TinyModel("phi3", keys={"rope.scaling.original_context_length": 512}), "kv"),
     "phi3-window": Arch(TinyModel("phi3", keys={"attention.sliding_window": 8}), "kv"),
+    "qwen2vl": Arch(TinyModel("qwen2vl"), "kv"),
     "qwen3": Arch(TinyModel("qwen3"), "kv"),
+    "t5": Arch(TinyModel("t5"), "kv"),
+    "t5-relu": Arch(TinyModel("t5", drop=("ffn_gate",)), "kv"),
 }
 PLAIN = ("bloom", "gemma2", "gemma3", "gpt-oss", "llama-moe", "llama4", "phi3-long", "qwen3")
 """One row an architecture, without encoder and with one position a token."""
@@ -113,13 +131,22 @@ def names_asked(node: pyggmlkv.binding.Tensor) -> list[str]:
 
 
 @pytest.mark.parametrize("flash_attn", ["off", "on"])
-def test_graphs_have_the_references_nodes_in_its_order(models: Models, flash_attn: str) -> None:
+def test_graphs_have_the_references_nodes_in_its_order(models: Models, flash_attn: FlashAttn) -> None:
     asked: list[str] = []
-    capture = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash_attn, capture=asked.append)
+
+    def note(name: str) -> bool:
+        asked.append(name)
+        return False
+
+    capture = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash_attn, capture=note)
     with models.reference.context(capture) as reference:
+        if models.reference.has_encoder:
+            reference.encode(list(range(20)))
         asked.clear()
         reference.decode(list(range(12)))
     with pyggmlkv.Context(models.ours, n_ctx=256, n_threads=1, flash_attn=flash_attn) as ctx:
+        if models.ours.has_encoder:
+            ctx.encode(pyggmlkv.Batch(list(range(20)), logits="all"))
         ctx.decode(pyggmlkv.Batch(list(range(12))))
         assert ctx._graphs is not None and ctx._graphs._last is not None
         ours = [name for node in ctx._graphs._last.graph.nodes for name in names_asked(node)]
