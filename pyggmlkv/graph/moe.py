@@ -85,7 +85,7 @@ def _selection(g: GraphBuilder, logits: Tensor, probs: Tensor, w: MoE, how: Rout
         by = g.name(ops.add(g.ctx, probs, w.exp_probs_b), "ffn_moe_probs_biased", il)
     if how.select_logits:
         by = logits
-    if hp.n_expert_groups <= 1 or g.n_tokens == 0:
+    if hp.n_expert_groups <= 1 or by.ne[1] == 0:
         return by
     ctx, n_groups, n = g.ctx, hp.n_expert_groups, by.ne[1]
     groups = ops.reshape_3d(ctx, by, hp.n_expert // n_groups, n_groups, n)

@@ -92,7 +92,10 @@ def create_memory(kind: MemoryKind, hp: HParams, cp: CParams, site: Site) -> Mem
         return RecurrentMemory(recurrent_spec(hp, cp, range(hp.n_layer)), site.buffer_type_of)
     if kind == "attention":
         return _attention(kv_spec(hp, cp), hp, cp, site)
-    attn = _attention(kv_spec(hp, cp, lambda il: not hp.is_recr(il)), hp, cp, site)
+    spec = kv_spec(hp, cp, lambda il: not hp.is_recr(il))
+    if hp.swa_type != "none" and spec.attn_rot is None:
+        spec = dataclasses.replace(spec, attn_rot=False)  # upstream does not rotate beside recurrent layers and a window
+    attn = _attention(spec, hp, cp, site)
     try:
         layers = [il for il in range(hp.n_layer) if hp.is_recr(il)]
         return HybridMemory(attn, RecurrentMemory(recurrent_spec(hp, cp, layers), site.buffer_type_of))
