@@ -7,6 +7,7 @@ Upstream: llama_context.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Self, Unpack
 
 import numpy as np
@@ -22,10 +23,17 @@ from pyggmlkv.errors import BatchError, ClosedError
 from pyggmlkv.graph.builder import GraphParams
 from pyggmlkv.graph.cross import Cross
 from pyggmlkv.graph.reuse import BuiltGraph, GraphCache
-from pyggmlkv.memory.create import MemoryObject, Site, create_memory
+from pyggmlkv.memory.create import MemoryObject, create_memory
 from pyggmlkv.memory.protocol import Step
+from pyggmlkv.memory.site import Site
 from pyggmlkv.model import Model
 from pyggmlkv.outputs import Rows, sequence_rows
+from pyggmlkv.state.files import PathLike, load_file, save_file
+from pyggmlkv.state.layouts import LayoutName
+from pyggmlkv.state.live import Live
+from pyggmlkv.state.reader import load_bytes
+from pyggmlkv.state.sidecar import Fingerprint, fingerprint, model_hash
+from pyggmlkv.state.writer import save_bytes
 from pyggmlkv.types import F32, MAX_SEQ
 
 
@@ -90,7 +98,8 @@ class Context:
         self._check_decode(batch)
         self._allocator.init(batch, self._limits, memory)
         plan = memory.plan(self._allocator, self.cparams.n_ubatch, self.cparams.embeddings)
-        memory.update()
+        if memory.update():  # cells may have moved
+            plan = memory.plan(self._allocator, self.cparams.n_ubatch, self.cparams.embeddings)
         logits, embd, pooled = Rows(), Rows(), dict[int, F32]()
         for step in plan:
             step.apply()
@@ -104,6 +113,7 @@ class Context:
             except BaseException:
                 step.undo(computed)
                 raise
+            step.commit()
             self._take(built, step.ubatch, (logits, embd, pooled))
         order = self._allocator.output_rows
         in_order = None if (order == np.arange(len(order))).all() else order
@@ -236,6 +246,48 @@ class Context:
             "memory": {} if memory is None else memory.memory_breakdown(),
             "compute": self._runner.buffer_sizes(),
         }
+
+    # state
+
+    def state_get(self, seq_id: int | None = None, partial: bool = False) -> bytes:
+        """The whole state, or one sequence's, byte for byte as llama.cpp saves it to memory.
+
+        `partial`: of a sequence, only what a sliding window or a recurrent part holds.
+        """
+        return save_bytes(self._live(), seq_id, partial)
+
+    def state_set(
+        self, data: bytes, seq_id: int | None = None, partial: bool = False, *, layout: LayoutName = "current"
+    ) -> None:
+        """Replace the whole memory by a saved state, or one sequence by a saved one, whatever id that had.
+
+        Raises:
+            StateError, NoSlotError, SequenceError: refused; memory is as it was.
+        """
+        load_bytes(self._live(), data, seq_id, partial, layout)
+
+    def state_save(
+        self, path: PathLike, tokens: Sequence[int] = (), seq_id: int | None = None, *, sidecar: bool = False
+    ) -> None:
+        """Write a state file of llama.cpp's (GGSN, or GGSQ for one sequence), all of it or nothing.
+
+        `sidecar`: a second file says what it was made with; `state_load` checks it.
+        """
+        save_file(self._live(), path, tokens, seq_id, self._fingerprint() if sidecar else None)
+
+    def state_load(
+        self, path: PathLike, seq_id: int | None = None, *, layout: LayoutName = "current"
+    ) -> list[int]:
+        """Read such a file as `state_set` does, and return its tokens."""
+        return load_file(self._live(), path, seq_id, layout, self._fingerprint)
+
+    def _live(self) -> Live:
+        memory, _ = self._opened()
+        return Live(self.model.arch, memory, self.model.hparams.n_layer)
+
+    def _fingerprint(self) -> Fingerprint:
+        factors = [t.name for t in self.model.rope_factors(self.cparams).values()]
+        return fingerprint(self._live(), model_hash(self.model.metadata, self.model.tensors), factors)
 
     # construction
 

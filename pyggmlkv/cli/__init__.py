@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from pyggmlkv.cli import cells, devices, fetch, generate, info
+from pyggmlkv.cli import cells, devices, fetch, generate, info, state
 from pyggmlkv.errors import PyggmlkvError, UsageError
 
-COMMANDS: tuple[ModuleType, ...] = (info, generate, cells, devices, fetch)
+COMMANDS: tuple[ModuleType, ...] = (info, generate, cells, state, devices, fetch)
 
 
 def build_parser() -> argparse.ArgumentParser:

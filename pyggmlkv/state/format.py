@@ -45,7 +45,7 @@ def read_state(
     Raises: StateError: the first thing that does not fit, with `field`, `expected`, `found` and `offset` as facts.
     Differs: upstream accepts sequence files and buffers with bytes left over, and fails after it has changed cells.
     """
-    c, age = Cursor(memoryview(data).cast("B")), layout_of(layout)
+    c, age = Cursor(memoryview(data).cast("B") if len(data) else memoryview(b"")), layout_of(layout)
     single = container in ("sequence", "sequence_file")
     if partial and not single:
         raise StateError(f"state: only sequences are saved in part, {container} given", container=container)
