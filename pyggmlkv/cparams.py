@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, TypedDict, cast, get_args
 import numpy as np
 
 from pyggmlkv.errors import ParameterError
-from pyggmlkv.gguf.hparams import HParams
+from pyggmlkv.gguf.hparams import ROLLBACK_ARCHS, HParams
 from pyggmlkv.types import MAX_SEQ, FlashAttn
 
 Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
@@ -216,5 +216,5 @@ def settle(asked: ContextParams, hp: HParams) -> CParams:
         swa_full=asked.swa_full,
         attn_rot=asked.attn_rot,
         shift=asked.shift,
-        n_rs_seq=asked.n_rs_seq,
+        n_rs_seq=asked.n_rs_seq if hp.arch in ROLLBACK_ARCHS else 0,
     )

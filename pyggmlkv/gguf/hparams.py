@@ -29,6 +29,11 @@ MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 1024
 RECURRENT_ARCHS: Final = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 """Architectures of which every layer is recurrent. Upstream: llm_arch_is_recurrent."""
+ROLLBACK_ARCHS: Final = ("lfm2", "mamba2")
+"""Architectures whose recurrent layers write rollback snapshots when asked; the others keep none.
+
+Upstream: llm_arch_supports_rs_rollback. Differs: these two write them too.
+"""
 FULL_ROT_ARCHS: Final = ("llama", "deci", "falcon", "llama-embed")
 """Architectures whose heads are rotated whole: `n_rot` must equal the head's size."""
 

@@ -7,13 +7,14 @@ Upstream: llama_memory_hybrid, llama_memory_hybrid_iswa.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Self
 
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.protocol import Memory
 from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentStep
 from pyggmlkv.memory.sliding import SlidingKVCache, SlidingStep
 
@@ -40,10 +41,8 @@ class HybridStep:
     def undo(self, computed: bool = False) -> None:
         """As before; where a recurrent state is lost, its sequences go from the attention part too."""
         self.attn.undo(computed)
-        self.recr.undo(computed)
-        if computed:
-            for seq_id in self.ubatch.seq_id_unq.tolist():
-                self.attn_memory.seq_rm(seq_id)
+        for seq_id in self.recr.take_back(computed):
+            self.attn_memory.seq_rm(seq_id)
 
     attn_memory: KVCache | SlidingKVCache = dataclasses.field(kw_only=True)
 
@@ -102,30 +101,35 @@ class HybridMemory:
     def can_shift(self) -> bool:
         return self.attn.can_shift
 
+    def _together(self, operation: Callable[[Memory], bool | None]) -> bool:
+        """Run on the recurrent part, whose cells can be put back, then on the attention part; or on neither."""
+        before = self.recr.cells.snapshot()
+        if operation(self.recr) is False:
+            return False
+        done = False
+        try:
+            done = operation(self.attn) is not False
+        finally:
+            if not done:
+                self.recr.cells.restore(before)
+        return done
+
     def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
         """Remove from both parts, or from neither and return False where the state cannot forget that range."""
-        return self.recr.seq_rm(seq_id, p0, p1) and self.attn.seq_rm(seq_id, p0, p1)
+        return self._together(lambda part: part.seq_rm(seq_id, p0, p1))
 
     def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
-        before = self.recr.cells.snapshot()
-        self.recr.seq_cp(src, dst, p0, p1)
-        try:
-            self.attn.seq_cp(src, dst, p0, p1)
-        except BaseException:
-            self.recr.cells.restore(before)
-            raise
+        """Let `dst` share all of `src`; a range that leaves out a part of it is refused."""
+        self._together(lambda part: part.seq_cp(src, dst, p0, p1))
 
     def seq_keep(self, seq_id: int) -> None:
-        self.recr.seq_keep(seq_id)
-        self.attn.seq_keep(seq_id)
+        self._together(lambda part: part.seq_keep(seq_id))
 
     def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> None:
-        self.attn.seq_add(seq_id, p0, p1, delta)
-        self.recr.seq_add(seq_id, p0, p1, delta)
+        self._together(lambda part: part.seq_add(seq_id, p0, p1, delta))
 
     def seq_div(self, seq_id: int, p0: int | None, p1: int | None, d: int) -> None:
-        self.attn.seq_div(seq_id, p0, p1, d)
-        self.recr.seq_div(seq_id, p0, p1, d)
+        self._together(lambda part: part.seq_div(seq_id, p0, p1, d))
 
     def seq_pos_min(self, seq_id: int) -> int | None:
         """The higher of the two: both parts must be able to go on from there."""

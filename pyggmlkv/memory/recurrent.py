@@ -52,13 +52,14 @@ class RecurrentStep:
 
     def undo(self, computed: bool = False) -> None:
         """Cells as before; sequences whose state an interrupted graph may have overwritten are removed whole."""
+        self.take_back(computed)
+
+    def take_back(self, computed: bool = False) -> list[int]:
+        """As `undo`; the sequences that were removed."""
         if not self._applied:
-            return
-        self._memory.cells.undo(self._slot)
+            return []
         self._applied = False
-        if computed:
-            for seq_id in self.ubatch.seq_id_unq.tolist():
-                self._memory.seq_rm(seq_id)
+        return self._memory.cells.undo(self._slot, computed)
 
     @property
     def key(self) -> Hashable:
@@ -175,14 +176,22 @@ class RecurrentMemory:
         return self.cells.seq_pos_max(seq_id)
 
     def can_resume(self, seq_id: int, pos: int) -> tuple[bool, str]:
-        """Whether decoding of the sequence may go on at `pos`, and why not."""
+        """Whether decoding of the sequence may go on at `pos`, once `seq_rm` took back what follows, and why not."""
         last = self.seq_pos_max(seq_id)
-        if pos == (0 if last is None else last + 1):
+        if pos == (0 if last is None else last + 1) or self._has_snapshot(seq_id, pos - 1):
             return True, ""
         return (
             False,
-            f"the recurrent state of sequence {seq_id} stands after position {last}; no earlier state is kept",
+            f"the recurrent state of sequence {seq_id} stands after position {last}; no state after {pos - 1} is kept",
         )
+
+    def _has_snapshot(self, seq_id: int, pos: int) -> bool:
+        """Whether `seq_rm` can bring the sequence back to where `pos` was its last position."""
+        cells = self.cells
+        cell = int(cells.tail[seq_id])
+        if cell < 0 or pos < 0 or cells.is_shared(cell):
+            return False
+        return bool((cells.rs_pos[cell, cells.rs_idx[cell] :] == pos).any())
 
     def clear(self, data: bool = True) -> None:
         self.cells.clear()
