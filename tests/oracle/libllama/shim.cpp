@@ -1,5 +1,5 @@
 // Looks inside the reference libllama: cells, heads, storage tensors, pending updates. Compiled against its private
-// headers by scripts/build_reference.py, test-only. It reads; the one thing it triggers is a memory update.
+// headers by scripts/build_reference.py, test-only. It reads, and times; the one thing it triggers is a memory update.
 // Upstream: llama-kv-cache.h, llama-memory-recurrent.h, llama-context.h.
 
 #include <algorithm>
@@ -25,6 +25,7 @@
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
+#include "llama-model.h"
 #undef private
 
 #include "shim.h"
@@ -140,6 +141,44 @@ int oracle_layer(const llama_context * ctx, int index, int slot, struct ggml_ten
     *k = p.recurrent->r_l.at(slot);
     *v = p.recurrent->s_l.at(slot);
     return slot;
+}
+
+void oracle_time_step(llama_context * ctx, int n_tokens, int reps, bool f16, struct oracle_times * out) {
+    llama_kv_cache * kv = const_cast<llama_kv_cache *>(parts_of(ctx).at(0).kv);
+    const auto & model = ctx->get_model();
+
+    std::vector<llama_token> tokens(n_tokens, 1);
+    llama_batch_allocr balloc(1);
+    if (!balloc.init(llama_batch_get_one(tokens.data(), n_tokens), model.vocab, kv, model.hparams.n_embd, LLAMA_MAX_SEQ, false)) {
+        return;
+    }
+    balloc.split_reset();
+    const llama_ubatch ubatch = balloc.split_simple(n_tokens);
+    const int64_t n_kv = kv->get_n_kv(kv->find_slot(ubatch, false));
+
+    ggml_init_params params = { size_t(n_kv)*n_tokens*4 + 2*ggml_tensor_overhead() + 256, nullptr, true };
+    ggml_context * gctx = ggml_init(params);
+    ggml_tensor * mask = ggml_new_tensor_4d(gctx, f16 ? GGML_TYPE_F16 : GGML_TYPE_F32, n_kv, n_tokens, 1, 1);
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(gctx, ggml_backend_cpu_buffer_type());
+
+    std::vector<int64_t> slot, fill;
+    for (int i = 0; i < reps; ++i) {
+        const int64_t t0 = ggml_time_us();
+        volatile bool found = !kv->find_slot(ubatch, false).empty();
+        (void) found;
+        const int64_t t1 = ggml_time_us();
+        kv->set_input_kq_mask(mask, &ubatch, true);
+        slot.push_back(t1 - t0);
+        fill.push_back(ggml_time_us() - t1);
+    }
+    std::sort(slot.begin(), slot.end());
+    std::sort(fill.begin(), fill.end());
+    out->slot_us = slot.at(reps/2);
+    out->mask_us = fill.at(reps/2);
+    out->n_kv    = n_kv;
+
+    ggml_backend_buffer_free(buffer);
+    ggml_free(gctx);
 }
 
 bool oracle_memory_update(llama_context * ctx) {

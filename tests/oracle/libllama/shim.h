@@ -36,6 +36,13 @@ struct oracle_cells {
     uint64_t * seq;
 };
 
+// medians, microseconds; n_kv is the width of the mask
+struct oracle_times {
+    double  slot_us;
+    double  mask_us;
+    int64_t n_kv;
+};
+
 int      oracle_n_parts(const struct llama_context * ctx);
 int      oracle_seq_words(void);
 void     oracle_part(const struct llama_context * ctx, int index, struct oracle_part_info * out);
@@ -43,6 +50,8 @@ uint32_t oracle_kv_head(const struct llama_context * ctx, int index, int stream)
 void     oracle_kv_cells(const struct llama_context * ctx, int index, int stream, struct oracle_cells * out);
 void     oracle_recurrent_cells(const struct llama_context * ctx, int index, struct oracle_cells * out);
 int      oracle_layer(const struct llama_context * ctx, int index, int slot, struct ggml_tensor ** k, struct ggml_tensor ** v);
+// slot search and mask of the next n_tokens of sequence 0, reps times; places nothing
+void     oracle_time_step(struct llama_context * ctx, int n_tokens, int reps, bool f16, struct oracle_times * out);
 bool     oracle_memory_update(struct llama_context * ctx);
 // libllama's log; ggml's as well unless keep_ggml (llama_log_set alone would always take both)
 void     oracle_log_set(ggml_log_callback callback, void * user_data, bool keep_ggml);
