@@ -71,6 +71,7 @@ soak: build reference
 
 bench: build reference
 	$(PY) scripts/bench_llama.py
+	$(PY) scripts/bench_memory.py
 
 check: build
 	$(PY) -m ruff check $(CHECKED)
