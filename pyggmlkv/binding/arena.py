@@ -194,6 +194,7 @@ class TensorArena(Owner):
                 if source == ffi.NULL:
                     n_bytes = -(-int(lib.ggml_nbytes(current)) // MEM_ALIGN) * MEM_ALIGN
                     if n_bytes > self._data_room:
+                        self._last = current  # it stays without memory
                         room, total = self._data_room, self._capacity[2]
                         raise ArenaFullError(
                             f"this arena has {room} of {total} data bytes left, {n_bytes} needed; make it with a "

@@ -23,7 +23,9 @@ from pyggmlkv.binding.ops.checks import (
     enter2,
     shape_error,
     show,
+    want_blocks,
     want_contiguous,
+    want_contiguous_1,
     want_dtype,
     want_f32,
     want_ne,
@@ -43,6 +45,7 @@ def _refuse_pair(name: str, a: Tensor, b: Tensor) -> None:
         if a.ne != b.ne:
             raise shape_error(name, "a quantised tensor takes only b of its own shape", a=a, b=b)
         want_rows(name, "b", b)
+        want_blocks(name, "a", a)
         if not a.nb[0] <= a.nb[1] <= a.nb[2] <= a.nb[3]:
             raise shape_error(name, "a quantised tensor must not be permuted", a=a)
         want_dtype(name, "a", a, WRITABLE)
@@ -112,17 +115,24 @@ def add_id(ctx: TensorArena, a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     return ctx._made(lib.ggml_add_id(ctx._p, a._p, b._p, ids._p))
 
 
+def _want_padded_1d(name: str, a: Tensor) -> None:
+    """Upstream: ggml_is_padded_1d."""
+    nb, ne = a.nb, a.ne
+    if nb[0] != SIZE[a._type] or nb[2] != nb[1] * ne[1] or nb[3] != nb[2] * ne[2]:
+        raise shape_error(name, "a is not contiguous, apply cont() first", a=a)
+
+
 def _add1(name: str, function: Any, ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
     enter2(ctx, a, b)
     if b.n_elements != 1:
         raise shape_error(name, "b must be one element", a=a, b=b)
     if a._type in QUANTIZED - ACTIVATION_ONLY:
         want_dtype(name, "a", a, WRITABLE)
+        want_blocks(name, "a", a)
         want_f32(name, b=b)
     elif (a._type, b._type) not in _PAIRS:
         _refuse_pair(name, a, b)
-    if a.nb[0] != SIZE[a._type] or a.nb[2] != a.nb[1] * a.ne[1] or a.nb[3] != a.nb[2] * a.ne[2]:
-        raise shape_error(name, "a is permuted, apply cont() first", a=a)
+    _want_padded_1d(name, a)
     return ctx._made(function(ctx._p, a._p, b._p))
 
 
@@ -140,8 +150,8 @@ def _scale(name: str, ctx: TensorArena, a: Tensor) -> None:
     enter1(ctx, a)
     if a._type != F32:
         want_f32(name, a=a)
-    if not lib.ggml_is_contiguous(a._p):
-        want_contiguous(name, a=a)
+    _want_padded_1d(name, a)
+    want_contiguous(name, a=a)
 
 
 def scale(ctx: TensorArena, a: Tensor, s: float) -> Tensor:
@@ -172,7 +182,7 @@ def clamp(ctx: TensorArena, a: Tensor, lowest: float, highest: float) -> Tensor:
     """`a` limited to [lowest, highest], f32 or f16. Written into a: upstream's clamp is in place."""
     enter1(ctx, a)
     want_dtype("clamp", "a", a, F32_F16)
-    want_rows("clamp", "a", a)
+    want_contiguous_1("clamp", a)
     return ctx._made(lib.ggml_clamp(ctx._p, a._p, lowest, highest))
 
 
@@ -180,8 +190,8 @@ def _part(name: str, a: Tensor, b: Tensor, nb: tuple[int, int, int], offset: int
     """`b`, laid out with strides `nb` from `offset`, lies inside of `a`."""
     if min(*nb, offset) < 0:
         raise ShapeError(f"{name}: strides and offset must not be negative, got {nb} and {offset}", nb=nb)
-    if b.n_elements > a.n_elements:
-        raise shape_error(name, "b is larger than a", a=a, b=b)
+    if not 0 < b.n_elements <= a.n_elements:
+        raise shape_error(name, "b is empty or larger than a", a=a, b=b)
     if a._type != b._type:
         raise DTypeError(
             f"{name}: a is {show(a)}, b is {show(b)}: expected the same type", a=a.dtype, b=b.dtype
@@ -189,9 +199,7 @@ def _part(name: str, a: Tensor, b: Tensor, nb: tuple[int, int, int], offset: int
     want_contiguous(name, a=a)
     want_rows(name, "b", b)
     steps = (SIZE[a._type], *nb)
-    last = (
-        offset + sum((n - 1) * step for n, step in zip(b.ne, steps, strict=True)) if 0 not in b.ne else offset
-    )
+    last = offset + sum((n - 1) * step for n, step in zip(b.ne, steps, strict=True))
     if last + SIZE[a._type] > a.nbytes:
         raise shape_error(
             name, f"with strides {nb} from byte {offset}, b reaches beyond the end of a", a=a, b=b

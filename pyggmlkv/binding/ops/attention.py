@@ -32,8 +32,7 @@ def _check_soft_max(name: str, ctx: TensorArena, a: Tensor, mask: Tensor | None,
     enter(ctx, 1, a, mask)
     if a._type != F32:
         want_f32(name, a=a)
-    if not lib.ggml_is_contiguous(a._p):
-        want_contiguous(name, a=a)
+    want_contiguous(name, a=a)
     if mask is None:
         if max_bias > 0.0:
             raise BindingError(f"{name}: ALiBi (max_bias {max_bias}) needs a mask", max_bias=max_bias)
@@ -48,8 +47,7 @@ def _check_soft_max(name: str, ctx: TensorArena, a: Tensor, mask: Tensor | None,
             a=a,
             mask=mask,
         )
-    if not lib.ggml_is_contiguous(mask._p):
-        want_contiguous(name, mask=mask)
+    want_contiguous(name, mask=mask)
 
 
 def _soft_max(
@@ -149,6 +147,8 @@ def _check_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
         raise shape_error(
             name, "expected q [d, n_tokens, n_head, s], k [d, n_kv, ...], v [d_v, n_kv, ...]", q=q, k=k, v=v
         )
+    if not kne[1]:
+        raise shape_error(name, "there are no keys", q=q, k=k, v=v)
     if not divides(kne[2], qne[2]) or not divides(vne[2], qne[2]):
         raise shape_error(name, "the heads of q must be a multiple of those of k and v", q=q, k=k, v=v)
     if mask is None:
@@ -158,8 +158,7 @@ def _check_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     mne = mask.ne
     if mne[0] != kne[1] or mne[1] < qne[1] or not divides(mne[2], qne[2]) or not divides(mne[3], qne[3]):
         raise shape_error(name, "mask must be [n_kv, at least n_tokens, ...]", q=q, k=k, mask=mask)
-    if not lib.ggml_is_contiguous(mask._p):
-        want_contiguous(name, mask=mask)
+    want_contiguous(name, mask=mask)
 
 
 def flash_attn_ext(

@@ -135,11 +135,41 @@ def want_rows(name: str, label: str, t: Tensor) -> None:
         )
 
 
+def want_blocks(name: str, label: str, t: Tensor) -> None:
+    """Rows are whole blocks, side by side: not so in a transposed quantised tensor. Raises: ShapeError."""
+    if t.ne[0] % BLOCK[t._type]:
+        raise shape_error(name, f"the rows of {label} are not whole blocks of {BLOCK[t._type]}", **{label: t})
+    want_rows(name, label, t)
+
+
+def is_packed(t: Tensor) -> bool:
+    """The elements lie in order without gaps, and every stride that a flat row index could meet says so.
+
+    Stricter than ggml_is_contiguous, which ignores the strides of dimensions of one element: kernels that step
+    through all rows by nb[1] write elsewhere if dimension 1 has one element and a stride of its own.
+    """
+    nb, ne = t.nb, t.ne
+    size = SIZE[t._type]
+    row = size * ne[0] // BLOCK[t._type]
+    matrix = row * ne[1]
+    if nb == (size, row, matrix, matrix * ne[2]):
+        return True
+    used = 4 if ne[3] != 1 else 3 if ne[2] != 1 else 2 if ne[1] != 1 else 1
+    return nb[:used] == (size, row, matrix, matrix * ne[2])[:used]
+
+
 def want_contiguous(name: str, **operands: Tensor) -> None:
     """Raises: ShapeError."""
     for label, t in operands.items():
-        if not lib.ggml_is_contiguous(t._p):
+        if not is_packed(t):
             raise shape_error(name, f"{label} is not contiguous, apply cont() first", **{label: t})
+
+
+def want_contiguous_1(name: str, *operands: Tensor) -> None:
+    """Rows follow each other at one distance, so that a flat row index finds them. Raises: ShapeError."""
+    for t in operands:
+        if t._p.nb[0] != SIZE[t._type] or not lib.ggml_is_contiguous_1(t._p):
+            raise shape_error(name, "rows must follow each other, apply cont() first", a=t)
 
 
 def want_same_shape(name: str, a: Tensor, b: Tensor) -> None:
@@ -174,8 +204,8 @@ def can_repeat(small: Ne, large: Ne) -> bool:
 
 
 def divides(small: int, large: int) -> bool:
-    """True if `large` is a multiple of `small`, which may be 0 only if both are."""
-    return large % small == 0 if small else large == 0
+    """True if `large` is a multiple of `small`; nothing is a multiple of 0 here (ggml would divide by it)."""
+    return small > 0 and large % small == 0
 
 
 def choice(name: str, label: str, value: str, table: Mapping[str, int]) -> int:

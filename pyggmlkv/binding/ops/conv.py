@@ -45,8 +45,14 @@ def _steps(name: str, s: tuple[int, ...], p: tuple[int, ...], d: tuple[int, ...]
         want_positive(name, **{f"d{i}": value})
 
 
+def _want_data(name: str, a: Tensor, b: Tensor) -> None:
+    if 0 in a.ne or 0 in b.ne:
+        raise shape_error(name, "there is nothing to convolve", a=a, b=b)
+
+
 def _windows(name: str, a: Tensor, b: Tensor, steps: list[tuple[int, int, int]]) -> list[int]:
     """Output sizes. Raises: ShapeError if the kernel does not fit."""
+    _want_data(name, a, b)
     sizes = [_out(b.ne[i], a.ne[i], s, p, d) for i, (s, p, d) in enumerate(steps)]
     if min(sizes) <= 0:
         raise shape_error(name, "the kernel is larger than the padded data", a=a, b=b)
@@ -176,6 +182,7 @@ def conv_transpose_1d(ctx: TensorArena, a: Tensor, b: Tensor, s0: int, p0: int, 
         raise ShapeError(f"{name}: upstream has p0 = 0 and d0 = 1 only, got {p0} and {d0}", p0=p0, d0=d0)
     want_dims(name, "a", a, 3)
     want_ne(name, "b", b, None, a.ne[2], 1, 1)
+    _want_data(name, a, b)
     return ctx._made(lib.ggml_conv_transpose_1d(ctx._p, a._p, b._p, s0, p0, d0))
 
 
@@ -270,6 +277,7 @@ def conv_transpose_2d_p0(ctx: TensorArena, a: Tensor, b: Tensor, stride: int) ->
     want_contiguous(name, a=a, b=b)
     want_positive(name, stride=stride)
     want_ne(name, "b", b, None, None, a.ne[3])
+    _want_data(name, a, b)
     return ctx._made(lib.ggml_conv_transpose_2d_p0(ctx._p, a._p, b._p, stride))
 
 

@@ -51,18 +51,25 @@ def _check_types(name: str, a: Tensor, b: Tensor) -> None:
         )
 
 
+def _refuse_transposed(name: str, a: Tensor) -> None:
+    """Upstream: ggml_is_transposed, which is also true for rows without elements or on top of each other."""
+    if a.nb[0] != SIZE[a._type] or a.nb[1] < a.nb[0]:
+        raise shape_error(name, "a is transposed or its rows overlap, apply cont() first", a=a)
+
+
 def mul_mat(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
     """a [n, m, x, y] by b [n, k, x*r, y*s] -> [m, k, x*r, y*s] f32; a may be quantised, its rows side by side."""
     enter2(ctx, a, b)
     ane, bne = a.ne, b.ne
     if ane[0] != bne[0]:
         raise shape_error("mul_mat", "the first dimensions differ", a=a, b=b)
-    if (ane[2] != bne[2] or ane[3] != bne[3]) and not (divides(ane[2], bne[2]) and divides(ane[3], bne[3])):
+    if (ane[2:] != bne[2:] or 0 in ane) and not (divides(ane[2], bne[2]) and divides(ane[3], bne[3])):
         raise shape_error("mul_mat", "dimensions 2 and 3 of b must be multiples of those of a", a=a, b=b)
     if a._type not in READABLE or b._type != F32:
         _check_types("mul_mat", a, b)
-    if a._p.nb[0] != SIZE[a._type]:
-        raise shape_error("mul_mat", "a is transposed, apply cont() first", a=a, b=b)
+    strides = a._p.nb
+    if strides[0] != SIZE[a._type] or strides[1] < strides[0]:
+        _refuse_transposed("mul_mat", a)
     if b._p.nb[0] != SIZE[b._type]:
         want_rows("mul_mat", "b", b)
     return ctx._made(lib.ggml_mul_mat(ctx._p, a._p, b._p))
@@ -109,7 +116,7 @@ def mul_mat_id(ctx: TensorArena, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         raise shape_error(
             "mul_mat_id", "b must have one row a token, or one for each id", as_=as_, b=b, ids=ids
         )
-    want_rows("mul_mat_id", "as_", as_)
+    _refuse_transposed("mul_mat_id", as_)
     want_rows("mul_mat_id", "b", b)
     return ctx._made(lib.ggml_mul_mat_id(ctx._p, as_._p, b._p, ids._p))
 
@@ -127,7 +134,7 @@ def out_prod(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
             raise shape_error("out_prod", "dimensions 2 and 3 of b must be multiples of those of a", a=a, b=b)
     elif a.ne[2:] != b.ne[2:]:
         raise shape_error("out_prod", "dimensions 2 and 3 must be equal unless a is f32", a=a, b=b)
-    want_rows("out_prod", "a", a)
+    _refuse_transposed("out_prod", a)
     return ctx._made(lib.ggml_out_prod(ctx._p, a._p, b._p))
 
 

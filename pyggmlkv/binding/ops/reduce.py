@@ -17,6 +17,7 @@ from pyggmlkv.binding.ops.checks import (
     enter2,
     shape_error,
     want_contiguous,
+    want_contiguous_1,
     want_dims,
     want_dtype,
     want_f32,
@@ -99,6 +100,7 @@ def argsort(ctx: TensorArena, a: Tensor, order: str) -> Tensor:
     """Indices that sort each row, `asc` or `desc`: f32 -> i32."""
     number = choice("argsort", "order", order, _ORDERS)
     _rows_of_f32("argsort", ctx, a)
+    want_contiguous_1("argsort", a)
     _want_int_rows("argsort", a)
     return ctx._made(lib.ggml_argsort(ctx._p, a._p, number))
 
@@ -112,6 +114,7 @@ def argsort_top_k(ctx: TensorArena, a: Tensor, k: int) -> Tensor:
     """Indices of the `k` largest elements of each row, largest first: [n, ...] f32 -> view [k, ...] i32."""
     enter(ctx, 2, a)
     _rows_of_f32("argsort_top_k", ctx, a)
+    want_contiguous_1("argsort_top_k", a)
     _want_int_rows("argsort_top_k", a)
     _want_k("argsort_top_k", a, k)
     return ctx._made_many(lib.ggml_argsort_top_k(ctx._p, a._p, k), 2)
@@ -120,6 +123,7 @@ def argsort_top_k(ctx: TensorArena, a: Tensor, k: int) -> Tensor:
 def top_k(ctx: TensorArena, a: Tensor, k: int) -> Tensor:
     """As `argsort_top_k`, in no particular order and without the sort: [n, ...] f32 -> [k, ...] i32."""
     _rows_of_f32("top_k", ctx, a)
+    want_contiguous_1("top_k", a)
     _want_k("top_k", a, k)
     return ctx._made(lib.ggml_top_k(ctx._p, a._p, k))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pyggmlkv._ggml import lib
 from pyggmlkv.binding.arena import TensorArena
-from pyggmlkv.binding.dtypes import DTYPES, I16, I32, I64, QUANTIZED
+from pyggmlkv.binding.dtypes import DTYPES, I16, I32, I64
 from pyggmlkv.binding.ops.checks import (
     ACTIVATION_ONLY,
     BLOCK,
@@ -25,6 +25,7 @@ from pyggmlkv.binding.ops.checks import (
     enter2,
     shape_error,
     show,
+    want_blocks,
     want_contiguous,
     want_dims,
     want_dtype,
@@ -48,6 +49,8 @@ def get_rows(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
     ane, bne = a.ne, b.ne
     if b._type != I32:
         want_i32("get_rows", "b", b)
+    if not ane[1]:
+        raise shape_error("get_rows", "a has no rows", a=a, b=b)
     if ane[2] != bne[1] or ane[3] != bne[2] or bne[3] != 1:
         raise shape_error("get_rows", "b must be [k, ne2, ne3] with ne2, ne3 of a", a=a, b=b)
     if a._type not in READABLE and a._type != I32:
@@ -86,6 +89,8 @@ def set_rows(ctx: TensorArena, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         raise dtype_error("set_rows", "a", a, WRITABLE)
     if ane[0] != bne[0] or ane[2] != bne[2] or ane[3] != bne[3]:
         raise shape_error("set_rows", "a and b must be equal but for the number of rows", a=a, b=b, c=c)
+    if not ane[1]:
+        raise shape_error("set_rows", "a has no rows", a=a, b=b, c=c)
     if bne[1] != cne[0] or cne[3] != 1 or not divides(cne[1], bne[2]) or not divides(cne[2], bne[3]):
         raise shape_error("set_rows", "c must have an index for each row of b", a=a, b=b, c=c)
     if a._p.nb[0] != SIZE[a._type]:
@@ -107,11 +112,9 @@ def concat(ctx: TensorArena, a: Tensor, b: Tensor, dim: int) -> Tensor:
     for i in range(4):
         if i != dim and a.ne[i] != b.ne[i]:
             raise shape_error("concat", f"all dimensions but {dim} must be equal", a=a, b=b)
-    if a._type in QUANTIZED and dim == 0 and (a.ne[0] % BLOCK[a._type] or b.ne[0] % BLOCK[a._type]):
-        raise shape_error("concat", f"rows must be whole blocks of {BLOCK[a._type]}", a=a, b=b)
     if BLOCK[a._type] > 1:
-        want_rows("concat", "a", a)
-        want_rows("concat", "b", b)
+        want_blocks("concat", "a", a)
+        want_blocks("concat", "b", b)
     return ctx._made(lib.ggml_concat(ctx._p, a._p, b._p, dim))
 
 
@@ -128,7 +131,7 @@ def repeat(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
 def repeat_4d(ctx: TensorArena, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
     """`a` repeated to [ne0, ne1, ne2, ne3]."""
     enter1(ctx, a)
-    if min(ne0, ne1, ne2, ne3) < 0 or not (can_repeat(a.ne, (ne0, ne1, ne2, ne3)) or 0 in a.ne):
+    if min(ne0, ne1, ne2, ne3) < 0 or not can_repeat(a.ne, (ne0, ne1, ne2, ne3)):
         raise shape_error("repeat_4d", f"cannot be repeated to {[ne0, ne1, ne2, ne3]}", a=a)
     want_dtype("repeat_4d", "a", a, _REPEATABLE)
     want_rows("repeat_4d", "a", a)

@@ -23,6 +23,7 @@ from pyggmlkv.binding.ops.checks import (
     enter2,
     shape_error,
     show,
+    want_contiguous_1,
     want_dtype,
     want_f32,
     want_rows,
@@ -162,7 +163,7 @@ def leaky_relu(ctx: TensorArena, a: Tensor, negative_slope: float, inplace: bool
     """a where a > 0, else negative_slope * a; f32 or f16."""
     enter1(ctx, a)
     want_dtype("leaky_relu", "a", a, F32_F16)
-    _want_contiguous_1("leaky_relu", a)
+    want_contiguous_1("leaky_relu", a)
     return ctx._made(lib.ggml_leaky_relu(ctx._p, a._p, negative_slope, inplace))
 
 
@@ -170,7 +171,7 @@ def xielu(ctx: TensorArena, a: Tensor, alpha_n: float, alpha_p: float, beta: flo
     """xIELU with softplus-constrained `alpha_n` and `alpha_p`."""
     enter1(ctx, a)
     want_dtype("xielu", "a", a, FLOAT)
-    _want_contiguous_1("xielu", a)
+    want_contiguous_1("xielu", a)
     return ctx._made(lib.ggml_xielu(ctx._p, a._p, alpha_n, alpha_p, beta, eps))
 
 
@@ -183,15 +184,9 @@ def silu_back(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
         raise DTypeError(
             f"silu_back: a is {show(a)}, b is {show(b)}: expected the same type", a=a.dtype, b=b.dtype
         )
-    _want_contiguous_1("silu_back", a)
-    _want_contiguous_1("silu_back", b)
+    want_contiguous_1("silu_back", a)
+    want_contiguous_1("silu_back", b)
     return ctx._made(lib.ggml_silu_back(ctx._p, a._p, b._p))
-
-
-def _want_contiguous_1(name: str, *operands: Tensor) -> None:
-    for t in operands:
-        if t._p.nb[0] != SIZE[t._type] or not lib.ggml_is_contiguous_1(t._p):
-            raise shape_error(name, "rows must follow each other, apply cont() first", a=t)
 
 
 def _gate(name: str, function: Any, what: str) -> UnaryOp:
@@ -210,7 +205,7 @@ def _check_halves(name: str, a: Tensor) -> None:
         raise dtype_error(name, "a", a, F32_F16)
     if a.ne[0] % 2:
         raise shape_error(name, "rows must have an even number of elements", a=a)
-    _want_contiguous_1(name, a)
+    want_contiguous_1(name, a)
 
 
 def _gate_split(name: str, function: Any, what: str) -> Callable[[TensorArena, Tensor, Tensor], Tensor]:
@@ -233,7 +228,7 @@ def _check_split(name: str, a: Tensor, b: Tensor, allowed: frozenset[int]) -> No
         raise DTypeError(
             f"{name}: a is {show(a)}, b is {show(b)}: expected the same type", a=a.dtype, b=b.dtype
         )
-    _want_contiguous_1(name, a, b)
+    want_contiguous_1(name, a, b)
 
 
 reglu = _gate("reglu", lib.ggml_reglu, "relu(first half of each row) * second half.")

@@ -19,8 +19,10 @@ from pyggmlkv.binding.ops.checks import (
     WRITABLE,
     enter1,
     enter2,
+    is_packed,
     shape_error,
     show,
+    want_blocks,
     want_rows,
 )
 from pyggmlkv.binding.tensor import Tensor
@@ -175,14 +177,10 @@ def _check_copy(name: str, a: Tensor, number: int, target: Tensor | None) -> Non
     """The CPU copies `a` to type `number`: into contiguous memory (`target` None) or into `target`."""
     source = a._type
     if source == number:
-        blocks = source in QUANTIZED
-        if blocks and (
-            not lib.ggml_is_contiguous(a._p) or (target and not lib.ggml_is_contiguous(target._p))
-        ):
-            # only whole rows of blocks can be copied
-            want_rows(name, "a", a)
-            if target is not None:
-                want_rows(name, "b", target)
+        if source in QUANTIZED:
+            want_blocks(name, "a", a)
+            if target is not None and not (is_packed(a) and is_packed(target)):
+                want_blocks(name, "b", target)  # only whole rows are copied
                 if target.ne != a.ne:
                     raise shape_error(
                         name, "a strided quantised tensor needs b of its own shape", a=a, b=target
@@ -203,7 +201,7 @@ def _check_copy(name: str, a: Tensor, number: int, target: Tensor | None) -> Non
             )
         return
     if source in QUANTIZED - ACTIVATION_ONLY and number == F32:
-        want_rows(name, "a", a)
+        want_blocks(name, "a", a)
         if target is not None:
             want_rows(name, "b", target)
             if target.ne[0] % BLOCK[source] and not lib.ggml_is_contiguous(target._p):
