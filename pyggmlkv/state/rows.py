@@ -25,19 +25,29 @@ VIEW_COST = 1 << 12
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RowSet:
-    """Rows of a tensor in saving order: `idxs` (n,), and the same as runs [begin, end)."""
+    """Rows of a tensor in saving order: `idxs` (n,), which consist of `n_runs` runs of consecutive ones in [lo, hi)."""
 
     idxs: I32 | I64
-    runs: list[tuple[int, int]]
+    n_runs: int
+    lo: int
+    hi: int
 
     @classmethod
     def of(cls, idxs: I32 | I64) -> Self:
-        return cls(idxs, index_runs(idxs))
+        if not len(idxs):
+            return cls(idxs, 0, 0, 0)
+        n_runs = 1 + int(np.count_nonzero(idxs[1:] - idxs[:-1] != 1))
+        return cls(idxs, n_runs, int(idxs.min()), int(idxs.max()) + 1)
 
     @property
-    def span(self) -> tuple[int, int]:
-        """First row and one past the last."""
-        return (min(b for b, _ in self.runs), max(e for _, e in self.runs)) if self.runs else (0, 0)
+    def runs(self) -> list[tuple[int, int]]:
+        """The runs [begin, end), in order; made when asked for, there may be many."""
+        return [(self.lo, self.hi)] if self.n_runs == 1 else index_runs(self.idxs)
+
+    @property
+    def at(self) -> slice | I32 | I64:
+        """The rows as an index into an array: a slice where they are one run."""
+        return slice(self.lo, self.hi) if self.n_runs == 1 else self.idxs
 
 
 def host_bytes(t: Tensor) -> Bytes | None:
@@ -49,6 +59,9 @@ def host_bytes(t: Tensor) -> Bytes | None:
 
 
 def _fetched(t: Tensor, begin: int, end: int) -> Bytes:
+    """Bytes begin .. end, copied through the backend; the whole tensor, in one copy, where most of it is wanted."""
+    if 3 * (end - begin) >= t.nbytes:
+        return t.to_numpy(dequantize=False).reshape(-1).view(np.uint8)[begin:end]
     return np.frombuffer(bytearray(t.get_bytes(begin, end - begin)), np.uint8)
 
 
@@ -62,12 +75,12 @@ def read_rows(t: Tensor, rows: RowSet, row_size: int) -> tuple[memoryview, ...]:
     if row_size == 0:
         return ()
     host = host_bytes(t)
-    lo, hi = rows.span
+    lo, hi = rows.lo, rows.hi
     whole = (len(rows.idxs) if host is not None else hi - lo) * row_size
-    if _pays_in_pieces(len(rows.runs), TRANSFER_COST if host is None else VIEW_COST, whole):
+    if _pays_in_pieces(rows.n_runs, TRANSFER_COST if host is None else VIEW_COST, whole):
         if host is not None:
             return tuple(host[b * row_size : e * row_size].data for b, e in rows.runs)
-        return tuple(memoryview(t.get_bytes(b * row_size, (e - b) * row_size)) for b, e in rows.runs)
+        return tuple(_fetched(t, b * row_size, e * row_size).data for b, e in rows.runs)
     span = _fetched(t, lo * row_size, hi * row_size) if host is None else host[lo * row_size : hi * row_size]
     picked = _items(span, row_size)[rows.idxs - lo]
     return (picked.view(np.uint8).reshape(-1).data,) if len(picked) else ()
@@ -77,9 +90,9 @@ def write_rows(t: Tensor, rows: RowSet, data: Bytes) -> None:
     """Puts `data` (n, row_size) into the rows."""
     row_size = data.shape[1]
     host = host_bytes(t)
-    lo, hi = rows.span
+    lo, hi = rows.lo, rows.hi
     whole = data.nbytes if host is not None else 2 * (hi - lo) * row_size
-    if _pays_in_pieces(len(rows.runs), TRANSFER_COST if host is None else VIEW_COST, whole):
+    if _pays_in_pieces(rows.n_runs, TRANSFER_COST if host is None else VIEW_COST, whole):
         at = 0
         for b, e in rows.runs:
             t.set_bytes(data[at : at + e - b], b * row_size)
@@ -95,13 +108,13 @@ def read_columns(t: Tensor, rows: RowSet, n_embd: int, element_size: int) -> tup
     """Cells of a transposed tensor, [kv_size, n_embd] elements: for each of `n_embd` lines the elements of the cells."""
     host = host_bytes(t)
     width = t.ne[1] * element_size
-    n_pieces, n_row = n_embd * len(rows.runs), len(rows.idxs) * element_size
+    n_pieces, n_row = n_embd * rows.n_runs, len(rows.idxs) * element_size
     if host is None and _pays_in_pieces(n_pieces, TRANSFER_COST, n_embd * width):
         runs = [(b * element_size, (e - b) * element_size) for b, e in rows.runs]
         return tuple(memoryview(t.get_bytes(j * width + b, n)) for j in range(n_embd) for b, n in runs)
     grid = (_fetched(t, 0, n_embd * width) if host is None else host[: n_embd * width]).reshape(n_embd, width)
-    if len(rows.runs) == 1:
-        begin = rows.runs[0][0] * element_size
+    if rows.n_runs == 1:
+        begin = rows.lo * element_size
         lines = grid[:, begin : begin + n_row]
         if n_row >= VIEW_COST and n_row < width:
             return tuple(line.data for line in lines)
@@ -115,7 +128,7 @@ def write_columns(t: Tensor, rows: RowSet, data: Bytes, element_size: int) -> No
     n_embd = len(data)
     host = host_bytes(t)
     width = t.ne[1] * element_size
-    if host is None and _pays_in_pieces(n_embd * len(rows.runs), TRANSFER_COST, 2 * n_embd * width):
+    if host is None and _pays_in_pieces(n_embd * rows.n_runs, TRANSFER_COST, 2 * n_embd * width):
         at = 0
         for b, e in rows.runs:
             n = (e - b) * element_size
@@ -124,8 +137,8 @@ def write_columns(t: Tensor, rows: RowSet, data: Bytes, element_size: int) -> No
             at += n
         return
     grid = (_fetched(t, 0, n_embd * width) if host is None else host[: n_embd * width]).reshape(n_embd, width)
-    if len(rows.runs) == 1:
-        begin = rows.runs[0][0] * element_size
+    if rows.n_runs == 1:
+        begin = rows.lo * element_size
         grid[:, begin : begin + data.shape[1]] = data
     else:
         grid.view(f"u{element_size}")[:, rows.idxs] = data.view(f"u{element_size}")

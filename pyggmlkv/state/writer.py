@@ -10,11 +10,14 @@ import numpy as np
 
 from pyggmlkv.binding import Tensor
 from pyggmlkv.memory.cells import Cells
+from pyggmlkv.memory.extents import ids_of
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.recurrent import RecurrentMemory
 from pyggmlkv.memory.recurrent_cells import RecurrentCells
+from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.state.blocks import CellMeta, KVBlock, KVStream, Part, RecurrentBlock, SavedState, TensorData
 from pyggmlkv.state.format import write_state
+from pyggmlkv.state.joined import joined
 from pyggmlkv.state.live import Live, kv_layer, tensor_spec
 from pyggmlkv.state.rows import RowSet, read_columns, read_rows
 from pyggmlkv.types import I32, I64, U64
@@ -26,7 +29,7 @@ def save_bytes(live: Live, seq_id: int | None = None, partial: bool = False) -> 
     `partial`: of a sequence, only what a window or recurrent part holds.
     Raises: SequenceError, StateError.  Upstream: llama_state_get_data, llama_state_seq_get_data_ext.
     """
-    return b"".join(write_state(take(live, seq_id, partial), "context" if seq_id is None else "sequence"))
+    return joined(list(write_state(take(live, seq_id, partial), "context" if seq_id is None else "sequence")))
 
 
 def take(live: Live, seq_id: int | None = None, partial: bool = False) -> SavedState:
@@ -48,10 +51,9 @@ def _take(part: KVCache | RecurrentMemory, seq_id: int | None, n_layer: int) -> 
 
 
 def _take_stream(cache: KVCache, stream: int, seq_id: int | None) -> KVStream | None:
-    runs = cache.streams.state_ranges(stream, seq_id)
-    if not runs:
+    rows = RowSet.of(saved_cells(cache.streams, stream, seq_id))
+    if rows.n_runs == 0:
         return None
-    rows = RowSet(indices(runs), runs)
     k: list[TensorData] = []
     v: list[TensorData] = []
     for layer in cache.storage.owners:
@@ -64,46 +66,52 @@ def _take_stream(cache: KVCache, stream: int, seq_id: int | None) -> KVStream | 
             v.append(TensorData(spec.v, read_columns(t, rows, spec.v.n_embd, spec.v.element_size), True))
         else:
             v.append(TensorData(spec.v, read_rows(t, rows, spec.v.row_size)))
-    cells = cell_meta(cache.streams.cells[stream], rows.idxs, seq_id)
+    cells = cell_meta(cache.streams.cells[stream], rows, seq_id)
     return KVStream(cells, cache.spec.v_trans, tuple(k), tuple(v))
 
 
-def indices(runs: list[tuple[int, int]]) -> I64:
-    """The numbers in runs [begin, end), in order."""
-    table = np.array(runs, np.int64).reshape(-1, 2)
-    n = table[:, 1] - table[:, 0]
-    before = np.cumsum(n) - n
-    out: I64 = np.arange(int(n.sum()), dtype=np.int64) + np.repeat(table[:, 0] - before, n)
-    return out
+def saved_cells(streams: CellStreams, stream: int, seq_id: int | None) -> I64:
+    """Cells that a state holds, ascending: all used ones, or those of a sequence that its next token's window sees."""
+    cells = streams.cells[stream]
+    last = None if seq_id is None else cells.seq_pos_max(seq_id)
+    return cells.find(seq_id, None if last is None else streams.window.first_visible(last))
 
 
-def cell_meta(cells: Cells, idxs: I64, seq_id: int | None) -> CellMeta:
+def cell_meta(cells: Cells, rows: RowSet, seq_id: int | None) -> CellMeta:
     """Positions and sequence ids of the given cells; `seq_id`: only that one is named."""
-    pos = cells.pos[idxs]
+    at = rows.at
+    pos = cells.pos[at].copy()
     ext: I32 | None = None
     if cells.ext_x is not None and cells.ext_y is not None:
-        ext = np.stack([cells.ext_x[idxs], cells.ext_y[idxs]], axis=1)
+        ext = np.stack([cells.ext_x[at], cells.ext_y[at]], axis=1)
     if seq_id is not None:
         return CellMeta.of_sequence(pos, seq_id, ext)
-    flat, offset = id_lists(cells.seq_words()[:, idxs])
+    flat, offset = id_lists(cells.seq_words()[:, at])
     return CellMeta(pos, flat, offset, ext)
 
 
 def id_lists(words: U64) -> tuple[I32, I32]:
     """Bitsets (n_words, n) as lists of ids, ascending: all ids (n_ids,), and where each cell's begin (n + 1,)."""
-    count = np.bitwise_count(words).sum(axis=0, dtype=np.int64)
-    offset = np.zeros(words.shape[1] + 1, np.int32)
+    n = words.shape[1]
+    used = [w for w, row in enumerate(words) if row.any()]
+    if len(used) == 1 and n and (words[used[0]] == words[used[0], 0]).all():
+        ids = np.array(ids_of(words[:, 0]), np.int32)
+        return np.tile(ids, n), np.arange(n + 1, dtype=np.int32) * np.int32(len(ids))
+    count = np.zeros(n, np.int32)
+    for w in used:
+        count += np.bitwise_count(words[w])
+    offset = np.zeros(n + 1, np.int32)
     np.cumsum(count, out=offset[1:])
     flat = np.empty(int(offset[-1]), np.int32)
     cursor = offset[:-1].copy()
-    for w, row in enumerate(words):
-        at = np.flatnonzero(row)
-        rest = row[at]
+    for w in used:
+        at = np.flatnonzero(words[w])
+        rest = words[w][at]
         while at.size:
             low = rest & (~rest + np.uint64(1))
-            flat[cursor[at]] = np.bitwise_count(low - np.uint64(1)) + 64 * w
+            flat[cursor[at]] = np.bitwise_count(low - np.uint64(1)).astype(np.int32) + 64 * w
             cursor[at] += 1
-            rest = rest ^ low
+            rest ^= low
             more = rest != 0
             at, rest = at[more], rest[more]
     return flat, offset
