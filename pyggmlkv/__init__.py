@@ -11,14 +11,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyggmlkv.batch import Batch as Batch
     from pyggmlkv.context import Context as Context
+    from pyggmlkv.memory.config import KVSpec as KVSpec
+    from pyggmlkv.memory.config import LayerSpec as LayerSpec
+    from pyggmlkv.memory.config import RopeSpec as RopeSpec
+    from pyggmlkv.memory.hybrid import HybridMemory as HybridMemory
     from pyggmlkv.memory.kv import KVCache as KVCache
+    from pyggmlkv.memory.recurrent import RecurrentMemory as RecurrentMemory
+    from pyggmlkv.memory.recurrent import RecurrentSpec as RecurrentSpec
+    from pyggmlkv.memory.shared import SharedKVCache as SharedKVCache
+    from pyggmlkv.memory.shared import SharedSlidingKVCache as SharedSlidingKVCache
+    from pyggmlkv.memory.sliding import SlidingKVCache as SlidingKVCache
     from pyggmlkv.model import Model as Model
 
 _HOMES: dict[str, str] = {
     "Batch": "pyggmlkv.batch",
     "Context": "pyggmlkv.context",
+    "HybridMemory": "pyggmlkv.memory.hybrid",
     "KVCache": "pyggmlkv.memory.kv",
+    "KVSpec": "pyggmlkv.memory.config",
+    "LayerSpec": "pyggmlkv.memory.config",
     "Model": "pyggmlkv.model",
+    "RecurrentMemory": "pyggmlkv.memory.recurrent",
+    "RecurrentSpec": "pyggmlkv.memory.recurrent",
+    "RopeSpec": "pyggmlkv.memory.config",
+    "SharedKVCache": "pyggmlkv.memory.shared",
+    "SharedSlidingKVCache": "pyggmlkv.memory.shared",
+    "SlidingKVCache": "pyggmlkv.memory.sliding",
     "errors": "",
 }
 

@@ -51,7 +51,11 @@ class Runner:
     """
 
     def __init__(
-        self, gpus: Sequence[Device] = (), threads: Threads | None = None, max_nodes: int = 1024, op_offload: bool = True
+        self,
+        gpus: Sequence[Device] = (),
+        threads: Threads | None = None,
+        max_nodes: int = 1024,
+        op_offload: bool = True,
     ) -> None:
         self.threads = threads or Threads(default_threads(), default_threads())
         self.max_nodes = max_nodes
@@ -64,9 +68,8 @@ class Runner:
             bufts[-1] = gpus[0].host_buffer_type
         self._pool = ThreadPool(max(self.threads.n_threads, self.threads.n_threads_batch))
         self.cpu.set_threadpool(self._pool)
-        gate = AbortGate(_never)
-        for backend in self._backends:
-            backend.set_abort_gate(gate)
+        self._gate = AbortGate(_never)
+        self._set_gate(self._gate)
         self._n_threads = 0
         self.scheduler = Scheduler(self._backends, bufts, graph_size=max_nodes, op_offload=op_offload)
         self._allocated: ComputeGraph | None = None
@@ -108,8 +111,8 @@ class Runner:
         self._allocated = None
         self.scheduler.reset()
 
-    def compute(self, graph: ComputeGraph, *, batched: bool = True) -> None:
-        """Run the allocated `graph` and wait.
+    def compute(self, graph: ComputeGraph, *, batched: bool = True, stoppable: bool = True) -> None:
+        """Run the allocated `graph` and wait; one that is not `stoppable` runs to its end, Ctrl-C comes after.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the run was stopped, the process and the runner are as usable as before.
@@ -122,7 +125,18 @@ class Runner:
             for backend in self._backends:
                 backend.set_n_threads(n)
             self._n_threads = n
-        self.scheduler.graph_compute(graph)
+        if stoppable:
+            self.scheduler.graph_compute(graph)
+            return
+        self._set_gate(None)
+        try:
+            self.scheduler.graph_compute(graph)
+        finally:
+            self._set_gate(self._gate)
+
+    def _set_gate(self, gate: AbortGate | None) -> None:
+        for backend in self._backends:
+            backend.set_abort_gate(gate)
 
     def device_of(self, tensor: Tensor) -> Device | None:
         """Device that will run a node of the graph split or allocated last."""

@@ -330,11 +330,11 @@ class Cells:
         self._shift[: hit.size] += np.int32(turn) * step
         self._note_moved(hit, None)
 
-    def reset_shift(self) -> None:
-        """Forgets pending shifts: the K-shift was applied."""
+    def reset_shift(self, begin: int = 0, end: int | None = None) -> None:
+        """Forgets pending shifts of cells begin .. end: the K-shift was applied to them."""
         if self.has_shift:
-            self._shift.fill(0)
-            self.has_shift = False
+            self._shift[begin:end] = 0
+            self.has_shift = end is not None and bool(self._shift.any())
 
     def _note_moved(self, hit: Bool, delta: int | None) -> None:
         """All sequences in the `hit` cells moved; `delta` holds for a lone one that moved as a whole."""

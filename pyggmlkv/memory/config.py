@@ -14,6 +14,8 @@ from pyggmlkv.types import MAX_SEQ, DType
 
 RopeMode: TypeAlias = Literal["normal", "neox", "mrope", "imrope", "vision"]
 SwaType: TypeAlias = Literal["none", "standard", "chunked", "symmetric"]
+Forget: TypeAlias = Literal["reuse", "prune"]
+"""How cells behind a sliding window go: taken over by new tokens, or emptied once a step is committed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +58,14 @@ class LayerSpec:
     def n_embd_v_gqa(self) -> int:
         return self.n_head_kv * self.head_dim_v
 
+    @classmethod
+    def uniform(
+        cls, n_layer: int, n_head_kv: int, head_dim: int, n_rot: int | None = None
+    ) -> tuple[LayerSpec, ...]:
+        """Layers 0 .. n_layer - 1 that are all alike; `n_rot` None turns whole heads."""
+        rot = head_dim if n_rot is None else n_rot
+        return tuple(cls(il, n_head_kv, head_dim, head_dim, rot) for il in range(n_layer))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KVSpec:
@@ -75,6 +85,7 @@ class KVSpec:
     n_pad: int = 1
     n_swa: int = 0
     swa_type: SwaType = "none"
+    forget: Forget = "reuse"
     rope: RopeSpec = RopeSpec()
     n_pos_per_embd: int = 1
     use_alibi: bool = False

@@ -6,17 +6,16 @@ The one module here that knows hyperparameters.  Upstream: llama_model::create_m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
-from pyggmlkv.backend.runner import Runner
-from pyggmlkv.binding import BufferType, Tensor
 from pyggmlkv.cparams import CParams
 from pyggmlkv.gguf.hparams import HParams
 from pyggmlkv.memory.config import KVSpec, LayerSpec, RopeSpec
 from pyggmlkv.memory.hybrid import HybridMemory
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentSpec
+from pyggmlkv.memory.site import Site
 from pyggmlkv.memory.sliding import SlidingKVCache
 
 
@@ -68,20 +67,23 @@ def kv_spec(hp: HParams, cp: CParams, layers: Callable[[int], bool] = lambda il:
         n_rel_attn_bkts=hp.n_rel_attn_bkts,
         attn_rot=cp.attn_rot,
         shift=cp.shift,
+        reuse=reused_layers(hp, layers),
     )
+
+
+def reused_layers(hp: HParams, layers: Callable[[int], bool] = lambda il: True) -> dict[int, int]:
+    """Layers without K and V of their own, and the last layer of the same kind that has them.
+
+    Upstream: llama_model::create_memory, layer_reuse_cb of gemma3n and gemma4.
+    """
+    n = hp.n_layer_kv_from_start
+    if n is None:
+        return {}
+    return {il: n - (2 if hp.is_swa(il) else 1) for il in range(n, hp.n_layer_all) if layers(il)}
 
 
 MemoryKind: TypeAlias = Literal["attention", "recurrent", "hybrid", "none"]
 MemoryObject: TypeAlias = KVCache | SlidingKVCache | RecurrentMemory | HybridMemory
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Site:
-    """Where a memory lives and what runs its graphs: the runner, each layer's buffer type, RoPE divisors by layer."""
-
-    runner: Runner
-    buffer_type_of: Callable[[int], BufferType]
-    rope_factors: Mapping[int, Tensor]
 
 
 def create_memory(kind: MemoryKind, hp: HParams, cp: CParams, site: Site) -> MemoryObject | None:
@@ -89,16 +91,18 @@ def create_memory(kind: MemoryKind, hp: HParams, cp: CParams, site: Site) -> Mem
     if kind == "none":
         return None
     if kind == "recurrent":
-        return RecurrentMemory(recurrent_spec(hp, cp, range(hp.n_layer)), site.buffer_type_of)
+        return RecurrentMemory(recurrent_spec(hp, cp, range(hp.n_layer)), site)
     if kind == "attention":
         return _attention(kv_spec(hp, cp), hp, cp, site)
     spec = kv_spec(hp, cp, lambda il: not hp.is_recr(il))
     if hp.swa_type != "none" and spec.attn_rot is None:
-        spec = dataclasses.replace(spec, attn_rot=False)  # upstream does not rotate beside recurrent layers and a window
+        spec = dataclasses.replace(
+            spec, attn_rot=False
+        )  # upstream does not rotate beside recurrent layers and a window
     attn = _attention(spec, hp, cp, site)
     try:
         layers = [il for il in range(hp.n_layer) if hp.is_recr(il)]
-        return HybridMemory(attn, RecurrentMemory(recurrent_spec(hp, cp, layers), site.buffer_type_of))
+        return HybridMemory(attn, RecurrentMemory(recurrent_spec(hp, cp, layers), site))
     except BaseException:
         attn.close()
         raise
@@ -107,19 +111,13 @@ def create_memory(kind: MemoryKind, hp: HParams, cp: CParams, site: Site) -> Mem
 def recurrent_spec(hp: HParams, cp: CParams, layers: Iterable[int]) -> RecurrentSpec:
     """One state cell a sequence, for the layers given."""
     n = max(1, cp.n_seq_max)
-    return RecurrentSpec(tuple(layers), hp.n_embd_r(), hp.n_embd_s(), n_seq_max=n, size=n, n_rs_seq=cp.n_rs_seq)
+    return RecurrentSpec(
+        tuple(layers), hp.n_embd_r(), hp.n_embd_s(), n_seq_max=n, size=n, n_rs_seq=cp.n_rs_seq
+    )
 
 
 def _attention(spec: KVSpec, hp: HParams, cp: CParams, site: Site) -> KVCache | SlidingKVCache:
     if hp.swa_type == "none":
-        return KVCache(spec, site.runner, site.buffer_type_of, site.rope_factors)
+        return KVCache(spec, site)
     spec = dataclasses.replace(spec, n_swa=hp.n_swa, swa_type=hp.swa_type)
-    return SlidingKVCache(
-        spec,
-        site.runner,
-        hp.is_swa,
-        cp.n_ubatch,
-        swa_full=cp.swa_full,
-        buffer_type_of=site.buffer_type_of,
-        rope_factors=site.rope_factors,
-    )
+    return SlidingKVCache(spec, site, is_swa=hp.is_swa, n_ubatch=cp.n_ubatch, swa_full=cp.swa_full)

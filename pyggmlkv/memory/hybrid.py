@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Self
+from typing import Any, Self
+
+import numpy.typing as npt
 
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
+from pyggmlkv.memory.defrag import DefragReport
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.kv_step import KVStep
 from pyggmlkv.memory.protocol import Memory
 from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentStep
+from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.memory.sliding import SlidingKVCache, SlidingStep
+from pyggmlkv.memory.view import CellsView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +42,10 @@ class HybridStep:
     def apply(self) -> None:
         self.recr.apply()
         self.attn.apply()
+
+    def commit(self) -> None:
+        self.recr.commit()
+        self.attn.commit()
 
     def undo(self, computed: bool = False) -> None:
         """As before; where a recurrent state is lost, its sequences go from the attention part too."""
@@ -90,6 +99,19 @@ class HybridMemory:
 
     def update(self) -> bool:
         return self.attn.update()
+
+    @property
+    def defrag_threshold(self) -> float | None:
+        """See `KVCache.defrag_threshold`; of the attention part."""
+        return self.attn.defrag_threshold
+
+    @defrag_threshold.setter
+    def defrag_threshold(self, threshold: float | None) -> None:
+        self.attn.defrag_threshold = threshold
+
+    def defrag(self, max_moves: int | None = None) -> DefragReport:
+        """Defragment the attention part; recurrent states have nothing to move."""
+        return self.attn.defrag(max_moves)
 
     # sequence operations
 
@@ -165,6 +187,23 @@ class HybridMemory:
         for name, nbytes in self.recr.memory_breakdown().items():
             out[name] = out.get(name, 0) + nbytes
         return out
+
+    @property
+    def cells(self) -> CellStreams:
+        """Cells of the attention part; `recr.cells` are the state cells."""
+        return self.attn.cells
+
+    def view(self) -> CellsView:
+        """Counts over the attention part; `recr.view()` counts the states."""
+        return self.attn.view()
+
+    def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
+        """Stored keys of an attention layer; see `KVCache.k`."""
+        return self.attn.k(layer, dequantize)
+
+    def v(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
+        """Stored values of an attention layer; see `KVCache.v`."""
+        return self.attn.v(layer, dequantize)
 
     def render(self) -> str:
         return f"attention\n{self.attn.render()}\nrecurrent\n{self.recr.render()}"

@@ -6,56 +6,52 @@ device. Knows no model.  Upstream: llama_kv_cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
-from pyggmlkv.binding import BufferType, Tensor, dtypes
+from pyggmlkv.binding import dtypes
 from pyggmlkv.errors import CacheError, ShiftError
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.config import KVSpec
-from pyggmlkv.memory.k_shift import build_shift
+from pyggmlkv.memory.defrag import DefragReport, defrag, fragmentation, moves_a_graph
+from pyggmlkv.memory.k_shift import shift_keys
 from pyggmlkv.memory.kv_step import KVStep
 from pyggmlkv.memory.mask import SlidingWindow
 from pyggmlkv.memory.rotation import rotations
 from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
+from pyggmlkv.memory.site import Where, breakdown, buffer_type_of, site_of
 from pyggmlkv.memory.slots import SlotInfo
-from pyggmlkv.memory.storage import KVStorage, LayerStorage
+from pyggmlkv.memory.storage import KVStorage, LayerStorage, predict
 from pyggmlkv.memory.view import CellsView, render, view
-
-RopeFactors = Mapping[int, Tensor]
 
 
 class KVCache:
     """K and V of past tokens in `kv_size` cells a stream.
 
-    `runner` runs K-shift and defrag graphs; `buffer_type_of(il)` says where layer `il` lives, the runner's CPU if not
-    given; `rope_factors` are per-dimension RoPE divisors by layer.
+    `where` is None for the CPU, or a device, a backend, a runner, or a `Site` that says more.
 
     Raises:
         CacheError: element types or sizes that no cache can have.
         DeviceMemoryError: no room on the device.
     """
 
-    def __init__(
-        self,
-        spec: KVSpec,
-        runner: Runner,
-        buffer_type_of: Callable[[int], BufferType] | None = None,
-        rope_factors: RopeFactors | None = None,
-        name: str = "kv",
-    ) -> None:
+    def __init__(self, spec: KVSpec, where: Where = None, name: str = "kv") -> None:
         self.spec = spec
         self.name = name
-        self._runner = runner
-        self._rope_factors = rope_factors or {}
-        default = runner.cpu_buffer_type
-        self.storage = KVStorage(spec, buffer_type_of or (lambda il: default))
+        self.defrag_threshold: float | None = None
+        """Share of unused cells among those read above which an update defragments; None: only `defrag` does."""
+        self._defrag_moves: int | None = None
+        self._site = site_of(where)
+        self._runner = self._site.runner
+        try:
+            self.storage = KVStorage(spec, self._site.buffer_type_of)
+        except BaseException:
+            self._site.close()
+            raise
         self.streams = CellStreams(
             StreamsSpec(
                 kv_size=spec.kv_size,
@@ -63,6 +59,7 @@ class KVCache:
                 n_stream=spec.n_stream,
                 n_pos_per_embd=spec.n_pos_per_embd,
                 window=SlidingWindow(spec.swa_type, spec.n_swa),
+                forget=spec.forget,
                 shift=spec.shift,
                 name=name,
             )
@@ -111,35 +108,53 @@ class KVCache:
 
     @property
     def has_update(self) -> bool:
-        """Whether shifts or stream copies wait for the device."""
-        return bool(self.streams.stream_copies) or self.streams.has_shift
+        """Whether stream copies, shifts or moves wait for the device."""
+        return bool(self.streams.stream_copies) or self.streams.has_shift or self._defrag_due
+
+    @property
+    def _defrag_due(self) -> bool:
+        if self.defrag_threshold is None:
+            return self._defrag_moves is not None
+        return (
+            self._defrag_moves is not None
+            or fragmentation(self.streams, self.spec.n_pad) > self.defrag_threshold
+        )
 
     def update(self) -> bool:
-        """Apply pending stream copies and shifts now; True if there were any.  Upstream: llama_kv_cache::update."""
+        """Apply pending stream copies and shifts now, and one graph of moves where a defrag is due; True if any.
+
+        Steps planned before are stale then: plan again.  Upstream: llama_kv_cache::update; older: defrag_sched.
+        """
         if not self.has_update:
             return False
+        self._copy_streams()
+        if self.streams.has_shift:
+            if self.spec.rope.mode is not None:
+                shift_keys(self.storage, self._site, self.streams, self.k_rot)
+            self.streams.reset_shift()
+        if self._defrag_due:
+            n = self._defrag_moves
+            self.defrag(moves_a_graph(self.storage, self._runner.max_nodes) if n is None else n)
+        return True
+
+    def _copy_streams(self) -> None:
         for src, dst in self.streams.stream_copies:
             self.storage.copy_stream(src, dst)
         self.streams.stream_copies.clear()
-        if self.streams.has_shift:
-            if self.spec.rope.mode is not None:
-                self._shift_keys()
-            self.streams.reset_shift()
-        return True
 
-    def _shift_keys(self) -> None:
-        rot = self.k_rot
-        shift = build_shift(self.storage, self._rope_factors, 0 if rot is None else len(rot))
-        with shift.arena:
-            self._runner.alloc(shift.graph)
-            moved = np.empty(shift.shift.ne[0], np.int32)
-            slots.fill_k_shift(self.streams, moved)
-            if shift.graph.n_nodes:
-                shift.shift.set(moved)
-                if shift.rot is not None and rot is not None:
-                    shift.rot.set(rot)
-                self._runner.compute(shift.graph)
-            self._runner.forget()
+    def defrag(self, max_moves: int | None = None) -> DefragReport:
+        """Move cells to the front of each stream, at most `max_moves` blocks now and at every update until done.
+
+        What is stored does not change: rows, positions, sequences and pending shifts move along, bit by bit.
+        Steps planned before are stale: plan again.
+
+        Raises:
+            UnsupportedOpError: a device cannot copy rows of this type; nothing was changed.
+        """
+        self._copy_streams()
+        report = defrag(self.streams, self.storage, self._runner, max_moves)
+        self._defrag_moves = None if report.done or not max_moves else max_moves
+        return report
 
     # sequence operations
 
@@ -223,12 +238,17 @@ class KVCache:
         return self.storage.nbytes_v
 
     def memory_breakdown(self) -> dict[str, int]:
-        """Bytes by buffer type name."""
-        out: dict[str, int] = {}
-        for buffer in self.storage.buffers:
-            name = buffer.buffer_type.name
-            out[name] = out.get(name, 0) + buffer.nbytes
-        return out
+        """Bytes by device name."""
+        return breakdown(self.storage.buffers)
+
+    @staticmethod
+    def predict(spec: KVSpec, where: Where = None) -> dict[str, int]:
+        """What `memory_breakdown` of a cache of this spec would say; nothing is allocated.
+
+        Raises:
+            CacheError: element types or sizes that no cache can have.
+        """
+        return predict(spec, buffer_type_of(where))
 
     def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
         """Copy of the stored keys (n_stream, kv_size, n_embd_k_gqa), [n_embd_k_gqa, kv_size, n_stream] in ggml's order."""
@@ -248,7 +268,9 @@ class KVCache:
     def _layer(self, il: int) -> LayerStorage:
         found = self.storage.layers.get(il)
         if found is None:
-            raise CacheError(f"layer {il} is not in this cache; it has {sorted(self.storage.layers)}", layer=il)
+            raise CacheError(
+                f"layer {il} is not in this cache; it has {sorted(self.storage.layers)}", layer=il
+            )
         return found
 
     @property
@@ -274,6 +296,7 @@ class KVCache:
 
     def close(self) -> None:
         self.storage.close()
+        self._site.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """One ubatch's step through a KV cache: its slot, and what its graph writes, reads and is filled with.
 
-A step is planned with no cell changed; `apply` places it, `undo` takes exactly that back.
-Upstream: llama_kv_cache_context.
+A step is planned with no cell changed; `apply` places it, then either `undo` takes exactly that back or `commit` keeps
+it.  Upstream: llama_kv_cache_context; older: commit, restore.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class KVStep:
         self._journal = Journal(streams)
         slots.apply_ubatch(streams, self._slot, self.ubatch, self._journal)
         self._n_kv = slots.n_kv(streams, self._slot, self._cache.spec.n_pad)
+
+    def commit(self) -> None:
+        """Keep what `apply` did: it can no longer be undone. Cells behind the window go, where they are pruned."""
+        self._journal = None
+        slots.commit_ubatch(self._cache.streams, self.ubatch)
 
     def undo(self, computed: bool = False) -> None:
         """Take `apply` back: cells, sequence extents and heads as before.

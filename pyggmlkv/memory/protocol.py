@@ -20,9 +20,10 @@ from pyggmlkv.types import I32, I64
 
 
 class Step(Protocol):
-    """One ubatch placed in memory: `apply` changes cells, `undo` restores exactly what `apply` changed.
+    """One ubatch placed in memory: `apply` changes cells; `commit` keeps that, `undo` takes exactly that back.
 
     `undo(computed=True)` also drops what a graph that was stopped half-way may have overwritten.
+    Upstream: older llama_kv_cache::commit and restore, for a step instead of all that is pending.
     """
 
     @property
@@ -32,6 +33,8 @@ class Step(Protocol):
     def key(self) -> Hashable: ...
 
     def apply(self) -> None: ...
+
+    def commit(self) -> None: ...
 
     def undo(self, computed: bool = False) -> None: ...
 

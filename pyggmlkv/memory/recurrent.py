@@ -17,8 +17,11 @@ from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.binding import Buffer, BufferType, Tensor, TensorArena
 from pyggmlkv.errors import CacheError
+from pyggmlkv.memory.defrag import DefragReport
 from pyggmlkv.memory.recurrent_cells import RecurrentCells
 from pyggmlkv.memory.recurrent_slots import RecurrentSlot
+from pyggmlkv.memory.site import Where, breakdown, buffer_type_of, by_device
+from pyggmlkv.memory.view import CellsView, view_recurrent
 from pyggmlkv.types import I32
 
 
@@ -49,6 +52,10 @@ class RecurrentStep:
     def apply(self) -> None:
         self._memory.cells.apply(self._slot)
         self._applied = True
+
+    def commit(self) -> None:
+        """Keep what `apply` did."""
+        self._applied = False
 
     def undo(self, computed: bool = False) -> None:
         """Cells as before; sequences whose state an interrupted graph may have overwritten are removed whole."""
@@ -96,18 +103,10 @@ class RecurrentMemory:
 
     has_update = False
 
-    def __init__(self, spec: RecurrentSpec, buffer_type_of: Callable[[int], BufferType]) -> None:
+    def __init__(self, spec: RecurrentSpec, where: Where = None) -> None:
         self.spec = spec
         self.cells = RecurrentCells(spec.size, spec.n_seq_max, spec.n_rs_seq)
-        n_rows = spec.size * (1 + spec.n_rs_seq)
-        arenas: dict[BufferType, TensorArena] = {}
-        self.tensors: dict[int, tuple[Tensor, Tensor]] = {}
-        for il in spec.layers:
-            buft = buffer_type_of(il)
-            arena = arenas.setdefault(buft, TensorArena(2 * len(spec.layers)))
-            r = arena.new_tensor("f32", spec.n_embd_r, n_rows, name=f"cache_r_l{il}")
-            s = arena.new_tensor("f32", spec.n_embd_s, n_rows, name=f"cache_s_l{il}")
-            self.tensors[il] = (r, s)
+        arenas, self.tensors = _lay_out(spec, buffer_type_of(where))
         self._arenas = tuple(arenas.values())
         self.buffers: tuple[Buffer, ...] = tuple(buft.alloc_tensors(arena) for buft, arena in arenas.items())
         for buffer in self.buffers:
@@ -146,6 +145,12 @@ class RecurrentMemory:
     def update(self) -> bool:
         """Nothing is ever pending: copies happen in the next graph."""
         return False
+
+    defrag_threshold: float | None = None
+
+    def defrag(self, max_moves: int | None = None) -> DefragReport:
+        """Nothing to do: a sequence has one cell, and graphs read them in any order."""
+        return DefragReport()
 
     # sequence operations
 
@@ -210,10 +215,22 @@ class RecurrentMemory:
         return sum(s.nbytes for _, s in self.tensors.values())
 
     def memory_breakdown(self) -> dict[str, int]:
-        out: dict[str, int] = {}
-        for buffer in self.buffers:
-            out[buffer.buffer_type.name] = out.get(buffer.buffer_type.name, 0) + buffer.nbytes
-        return out
+        """Bytes by device name."""
+        return breakdown(self.buffers)
+
+    @staticmethod
+    def predict(spec: RecurrentSpec, where: Where = None) -> dict[str, int]:
+        """What `memory_breakdown` of a memory of this spec would say; nothing is allocated."""
+        arenas, _ = _lay_out(spec, buffer_type_of(where))
+        try:
+            return by_device((buft, buft.alloc_tensors_size(arena)) for buft, arena in arenas.items())
+        finally:
+            for arena in arenas.values():
+                arena.close()
+
+    def view(self) -> CellsView:
+        """State cells as one stream: their sequences and positions."""
+        return view_recurrent(self.cells)
 
     def r(self, layer: int) -> npt.NDArray[np.float32]:
         """Copy of the rolling states (n_cells, n_embd_r), [n_embd_r, n_cells] in ggml's order."""
@@ -253,3 +270,24 @@ class RecurrentMemory:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+Arenas = dict[BufferType, TensorArena]
+
+
+def _lay_out(
+    spec: RecurrentSpec, buffer_type_of: Callable[[int], BufferType]
+) -> tuple[Arenas, dict[int, tuple[Tensor, Tensor]]]:
+    """r and s of each layer without memory, in an arena a buffer type."""
+    n_rows = spec.size * (1 + spec.n_rs_seq)
+    arenas: Arenas = {}
+    tensors: dict[int, tuple[Tensor, Tensor]] = {}
+    for il in spec.layers:
+        buft = buffer_type_of(il)
+        arena = arenas.get(buft)
+        if arena is None:
+            arena = arenas[buft] = TensorArena(2 * len(spec.layers))
+        r = arena.new_tensor("f32", spec.n_embd_r, n_rows, name=f"cache_r_l{il}")
+        s = arena.new_tensor("f32", spec.n_embd_s, n_rows, name=f"cache_s_l{il}")
+        tensors[il] = (r, s)
+    return arenas, tensors

@@ -14,6 +14,7 @@ import numpy as np
 
 from pyggmlkv.errors import SequenceError
 from pyggmlkv.memory.cells import Cells
+from pyggmlkv.memory.config import Forget
 from pyggmlkv.memory.extents import POS_MAX
 from pyggmlkv.memory.mask import NO_WINDOW, SlidingWindow
 
@@ -22,6 +23,7 @@ from pyggmlkv.memory.mask import NO_WINDOW, SlidingWindow
 class StreamsSpec:
     """Size and rules of a memory's cells: `kv_size` cells per stream, sequence ids below `n_seq_max`.
 
+    `forget`: whether new tokens take over cells behind the window, or `prune` empties those after each step.
     `shift`: what `seq_div` adds to the pending shift. "upstream" adds the change of position with its sign
     turned, as the pinned llama.cpp does; "pure" adds the change itself, so that keys turn to where they are.
     """
@@ -31,6 +33,7 @@ class StreamsSpec:
     n_stream: int = 1
     n_pos_per_embd: int = 1
     window: SlidingWindow = NO_WINDOW
+    forget: Forget = "reuse"
     shift: Literal["upstream", "pure"] = "upstream"
     name: str = "kv"
 
@@ -62,9 +65,20 @@ class CellStreams:
         """Whether any stream waits for a K-shift."""
         return any(cells.has_shift for cells in self.cells)
 
-    def reset_shift(self) -> None:
-        for cells in self.cells:
-            cells.reset_shift()
+    def reset_shift(self, turned: range | None = None) -> None:
+        """Forgets pending shifts, of the cells `turned` if given, counted over all streams."""
+        for s, cells in enumerate(self.cells):
+            if turned is None:
+                cells.reset_shift()
+                continue
+            begin, end = (min(max(0, i - s * self.size), self.size) for i in (turned.start, turned.stop))
+            if begin < end:
+                cells.reset_shift(begin, end)
+
+    @property
+    def reused_window(self) -> SlidingWindow:
+        """The window whose masked cells new tokens may take; none where they are pruned."""
+        return self.window if self.spec.forget == "reuse" else NO_WINDOW
 
     def clear(self) -> None:
         """Empties all cells; heads go to 0 and queued copies are dropped."""

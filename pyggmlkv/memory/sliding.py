@@ -13,15 +13,17 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
-from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
-from pyggmlkv.binding import BufferType
 from pyggmlkv.errors import NoSlotError
 from pyggmlkv.logs import logger
 from pyggmlkv.memory.config import KVSpec
-from pyggmlkv.memory.kv import KVCache, RopeFactors
+from pyggmlkv.memory.defrag import DefragReport, merged
+from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.seq_ops import CellStreams
+from pyggmlkv.memory.site import Where, site_of
+from pyggmlkv.memory.view import CellsView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class SlidingStep:
         self.base.apply()
         self.swa.apply()
 
+    def commit(self) -> None:
+        """Keep the ubatch in both halves; the sliding one empties cells behind the window, where they are pruned."""
+        self.base.commit()
+        self.swa.commit()
+
     def undo(self, computed: bool = False) -> None:
         self.swa.undo(computed)
         self.base.undo(computed)
@@ -58,34 +65,50 @@ def swa_size(spec: KVSpec, n_ubatch: int) -> int:
     return size if spec.kv_size < 256 else -(-size // 256) * 256
 
 
+def part_specs(
+    spec: KVSpec, is_swa: Callable[[int], bool], n_ubatch: int, swa_full: bool
+) -> tuple[KVSpec, KVSpec]:
+    """`spec` cut into the full part and the sliding part."""
+
+    def part(swa: bool) -> KVSpec:
+        layers = tuple(layer for layer in spec.layers if is_swa(layer.il) == swa)
+        reuse = {il: owner for il, owner in spec.reuse.items() if is_swa(il) == swa}
+        return dataclasses.replace(spec, layers=layers, reuse=reuse)
+
+    base = dataclasses.replace(part(False), n_swa=0, swa_type="none", forget="reuse")
+    size = spec.kv_size if swa_full else swa_size(spec, n_ubatch)
+    return base, dataclasses.replace(part(True), kv_size=size)
+
+
 class SlidingKVCache:
-    """`base` for dense layers, `swa` for sliding ones; `spec` describes both, `is_swa(il)` says which is which."""
+    """`base` for dense layers, `swa` for sliding ones; `spec` describes both, `is_swa(il)` says which is which.
+
+    `spec.forget` says how the sliding part forgets: "reuse" lets new tokens take cells that every later query is past,
+    "prune" empties them as soon as a step is committed. What queries see is the same. `where` as in `KVCache`.
+    """
 
     def __init__(
         self,
         spec: KVSpec,
-        runner: Runner,
-        is_swa: Callable[[int], bool],
-        n_ubatch: int,
+        where: Where = None,
         *,
+        is_swa: Callable[[int], bool],
+        n_ubatch: int = 512,
         swa_full: bool = False,
-        buffer_type_of: Callable[[int], BufferType] | None = None,
-        rope_factors: RopeFactors | None = None,
     ) -> None:
-        def part(swa: bool) -> KVSpec:
-            layers = tuple(layer for layer in spec.layers if is_swa(layer.il) == swa)
-            reuse = {il: owner for il, owner in spec.reuse.items() if is_swa(il) == swa}
-            return dataclasses.replace(spec, layers=layers, reuse=reuse)
-
-        base = dataclasses.replace(part(False), n_swa=0, swa_type="none")
-        size = spec.kv_size if swa_full else swa_size(spec, n_ubatch)
-        swa = dataclasses.replace(part(True), kv_size=size)
+        base, swa = part_specs(spec, is_swa, n_ubatch, swa_full)
         self.spec = spec
-        self.base = KVCache(base, runner, buffer_type_of, rope_factors, name="kv base")
+        self._site = site_of(where)
+        shared = dataclasses.replace(self._site, owned=False)
         try:
-            self.swa = KVCache(swa, runner, buffer_type_of, rope_factors, name="kv swa")
+            self.base = KVCache(base, shared, "kv base")
+            try:
+                self.swa = KVCache(swa, shared, "kv swa")
+            except BaseException:
+                self.base.close()
+                raise
         except BaseException:
-            self.base.close()
+            self._site.close()
             raise
 
     @property
@@ -135,6 +158,19 @@ class SlidingKVCache:
         """Apply pending copies and shifts of both parts."""
         done = self.base.update()
         return self.swa.update() or done
+
+    @property
+    def defrag_threshold(self) -> float | None:
+        """See `KVCache.defrag_threshold`; the same for both parts."""
+        return self.base.defrag_threshold
+
+    @defrag_threshold.setter
+    def defrag_threshold(self, threshold: float | None) -> None:
+        self.base.defrag_threshold = self.swa.defrag_threshold = threshold
+
+    def defrag(self, max_moves: int | None = None) -> DefragReport:
+        """Defragment both parts, each with `max_moves` blocks at most; see `KVCache.defrag`."""
+        return merged([self.base.defrag(max_moves), self.swa.defrag(max_moves)])
 
     # sequence operations
 
@@ -215,6 +251,31 @@ class SlidingKVCache:
             out[name] = out.get(name, 0) + nbytes
         return out
 
+    @staticmethod
+    def predict(
+        spec: KVSpec,
+        where: Where = None,
+        *,
+        is_swa: Callable[[int], bool],
+        n_ubatch: int = 512,
+        swa_full: bool = False,
+    ) -> dict[str, int]:
+        """What `memory_breakdown` would say; nothing is allocated."""
+        out: dict[str, int] = {}
+        for part in part_specs(spec, is_swa, n_ubatch, swa_full):
+            for name, nbytes in KVCache.predict(part, where).items():
+                out[name] = out.get(name, 0) + nbytes
+        return out
+
+    @property
+    def cells(self) -> CellStreams:
+        """Cells of the full part; `swa.cells` are those of the sliding part."""
+        return self.base.cells
+
+    def view(self) -> CellsView:
+        """Counts over the full part; `swa.view()` counts the sliding part."""
+        return self.base.view()
+
     def part_of(self, layer: int) -> KVCache:
         """The part that stores layer `layer`."""
         return self.swa if layer in self.swa.storage.layers else self.base
@@ -236,6 +297,7 @@ class SlidingKVCache:
     def close(self) -> None:
         self.swa.close()
         self.base.close()
+        self._site.close()
 
     def __enter__(self) -> Self:
         return self

@@ -109,9 +109,10 @@ def _search(streams: CellStreams, stream: int, n: int, cont: bool) -> I32 | None
     free = cells.pos[head : head + n]
     if free.size == n and (int(free[0]) < 0 if n == 1 else (free < 0).all()):
         return np.arange(head, head + n, dtype=np.int32)
-    if n == 1 and _is_past(cells, head, streams.window):
+    window = streams.reused_window
+    if n == 1 and _is_past(cells, head, window):
         return np.array([head], np.int32)
-    usable = _Usable(cells, streams.window)
+    usable = _Usable(cells, window)
     return _search_run(usable, head, n) if cont else _search_cells(usable, head, n)
 
 
@@ -207,6 +208,22 @@ def apply_ubatch(
         streams.heads[stream] = int(idxs[-1]) + 1
 
 
+def commit_ubatch(streams: CellStreams, ubatch: UBatch, journal: Journal | None = None) -> None:
+    """Where cells behind the window are pruned, empties those that no query after the ubatch sees.
+
+    Upstream: older llama_kv_cache_unified_iswa::commit.
+    """
+    if streams.spec.forget == "reuse" or streams.window.swa_type == "none":
+        return
+    for seq_id in ubatch.seq_id_unq.tolist():
+        mine = ubatch.pos[0, (ubatch.seq_mask[:, seq_id >> 6] >> np.uint64(seq_id & 63)) & np.uint64(1) != 0]
+        first, last = int(mine.min()), int(mine.max())
+        if journal is not None:
+            stop = max(0, streams.window.first_visible(last))
+            journal.note(streams.seq_to_stream[seq_id], streams.of(seq_id).find(seq_id, None, stop))
+        streams.prune(seq_id, first, last)
+
+
 def prepare(streams: CellStreams, ubatches: Sequence[UBatch]) -> list[SlotInfo]:
     """Slots for all ubatches, each found with the ones before it in place. Cells and heads end as they began.
 
@@ -224,6 +241,7 @@ def prepare(streams: CellStreams, ubatches: Sequence[UBatch]) -> list[SlotInfo]:
             if i + 1 < len(ubatches):
                 journals.append(Journal(streams))
                 apply_ubatch(streams, slot, ubatch, journals[-1])
+                commit_ubatch(streams, ubatch, journals[-1])
     finally:
         for journal in reversed(journals):
             journal.undo()

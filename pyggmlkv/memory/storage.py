@@ -7,11 +7,12 @@ Upstream: llama-kv-cache.cpp, constructor, get_k, get_v, cpy_k, cpy_v.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyggmlkv.binding import Buffer, BufferType, Tensor, TensorArena, dtypes, ops
 from pyggmlkv.errors import CacheError
 from pyggmlkv.memory.config import KVSpec, LayerSpec
+from pyggmlkv.memory.site import by_device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ def check_types(spec: KVSpec) -> None:
     for setting, dtype in (("type_k", spec.type_k), ("type_v", spec.type_v)):
         if dtype not in CACHE_TYPES:
             known = ", ".join(CACHE_TYPES)
-            raise CacheError(f"{setting}={dtype!r}: a cache can be made of {known}", parameter=setting, dtype=dtype)
+            raise CacheError(
+                f"{setting}={dtype!r}: a cache can be made of {known}", parameter=setting, dtype=dtype
+            )
     block_k = dtypes.dtype_info(spec.type_k).block_size
     v_traits = dtypes.dtype_info(spec.type_v)
     if spec.v_trans and v_traits.is_quantized:
@@ -59,43 +62,75 @@ def check_types(spec: KVSpec) -> None:
                 )
 
 
+Arenas = dict[BufferType, TensorArena]
+
+
+def lay_out(
+    spec: KVSpec, buffer_type_of: Callable[[int], BufferType]
+) -> tuple[Arenas, dict[int, LayerStorage]]:
+    """The tensors of a cache without memory: an arena a buffer type, and each owning layer's rows.
+
+    Raises:
+        CacheError: see `check_types`.
+    """
+    check_types(spec)
+    arenas: Arenas = {}
+    layers: dict[int, LayerStorage] = {}
+    for layer in spec.layers:
+        buft = buffer_type_of(layer.il)
+        arena = arenas.get(buft)
+        if arena is None:
+            arena = arenas[buft] = TensorArena(2 * (1 + spec.n_stream) * len(spec.layers))
+        layers[layer.il] = _layer(spec, arena, layer)
+    return arenas, layers
+
+
+def _layer(spec: KVSpec, arena: TensorArena, layer: LayerSpec) -> LayerStorage:
+    size, ns = spec.kv_size, spec.n_stream
+    k = arena.new_tensor(spec.type_k, layer.n_embd_k_gqa, size, ns, name=f"cache_k_l{layer.il}")
+    v = None
+    if layer.has_v:
+        row = spec.n_embd_v_row if spec.v_trans else layer.n_embd_v_gqa
+        v = arena.new_tensor(spec.type_v, row, size, ns, name=f"cache_v_l{layer.il}")
+
+    def streams(t: Tensor | None) -> tuple[Tensor, ...]:
+        if t is None:
+            return ()
+        return tuple(ops.view_2d(arena, t, t.ne[0], size, t.nb[1], s * t.nb[2]) for s in range(ns))
+
+    return LayerStorage(layer, k, v, streams(k), streams(v))
+
+
+def predict(spec: KVSpec, buffer_type_of: Callable[[int], BufferType]) -> dict[str, int]:
+    """Bytes that `KVStorage` would allocate, by device name; nothing is allocated.
+
+    Raises:
+        CacheError: see `check_types`.
+    """
+    arenas, _ = lay_out(spec, buffer_type_of)
+    try:
+        return by_device((buft, buft.alloc_tensors_size(arena)) for buft, arena in arenas.items())
+    finally:
+        for arena in arenas.values():
+            arena.close()
+
+
 class KVStorage:
-    """Allocates the tensors of a `KVSpec`, zeroed, one buffer per buffer type."""
+    """Allocates the tensors of a `KVSpec`, zeroed, one buffer per buffer type.
+
+    `borrowed` lists the layers that read rows of others: `layers` has them, graphs must not write them.
+    """
 
     def __init__(self, spec: KVSpec, buffer_type_of: Callable[[int], BufferType]) -> None:
-        check_types(spec)
+        for il, owner in spec.reuse.items():
+            _check_reuse(spec, il, owner)
         self.spec = spec
-        arenas: dict[BufferType, TensorArena] = {}
-        self.layers: dict[int, LayerStorage] = {}
-        for layer in spec.layers:
-            buft = buffer_type_of(layer.il)
-            arena = arenas.get(buft)
-            if arena is None:
-                arena = arenas[buft] = TensorArena(2 * (1 + spec.n_stream) * len(spec.layers))
-            self.layers[layer.il] = self._layer(arena, layer)
+        arenas, self.layers = lay_out(spec, buffer_type_of)
         self._arenas = tuple(arenas.values())
         self.buffers: tuple[Buffer, ...] = tuple(buft.alloc_tensors(arena) for buft, arena in arenas.items())
         self.clear()
-        for il, owner in spec.reuse.items():
-            if owner not in self.layers:
-                raise CacheError(f"layer {il} is to reuse layer {owner}, which has no storage", layer=il, owner=owner)
-            self.layers[il] = self.layers[owner]
-
-    def _layer(self, arena: TensorArena, layer: LayerSpec) -> LayerStorage:
-        spec = self.spec
-        size, ns = spec.kv_size, spec.n_stream
-        k = arena.new_tensor(spec.type_k, layer.n_embd_k_gqa, size, ns, name=f"cache_k_l{layer.il}")
-        v = None
-        if layer.has_v:
-            row = spec.n_embd_v_row if spec.v_trans else layer.n_embd_v_gqa
-            v = arena.new_tensor(spec.type_v, row, size, ns, name=f"cache_v_l{layer.il}")
-
-        def streams(t: Tensor | None) -> tuple[Tensor, ...]:
-            if t is None:
-                return ()
-            return tuple(ops.view_2d(arena, t, t.ne[0], size, t.nb[1], s * t.nb[2]) for s in range(ns))
-
-        return LayerStorage(layer, k, v, streams(k), streams(v))
+        self.layers |= {il: self.layers[owner] for il, owner in spec.reuse.items()}
+        self.borrowed = frozenset(spec.reuse)
 
     @property
     def owners(self) -> list[LayerStorage]:
@@ -131,14 +166,22 @@ class KVStorage:
     # graph side
 
     def cpy_k(self, ctx: TensorArena, k_cur: Tensor, k_idxs: Tensor, il: int) -> Tensor:
-        """Write rows `k_cur` [head_dim_k, n_head_kv, n_tokens] to the cells `k_idxs` [n_tokens] i64."""
-        k = self.layers[il].k
+        """Write rows `k_cur` [head_dim_k, n_head_kv, n_tokens] to the cells `k_idxs` [n_tokens] i64.
+
+        Raises:
+            CacheError: the layer borrows its rows.
+        """
+        k = self._written(il).k
         rows = ops.view_2d(ctx, k_cur, k_cur.ne[0] * k_cur.ne[1], k_cur.ne[2], k_cur.nb[2], 0)
         return ops.set_rows(ctx, self._all_streams(ctx, k), rows, k_idxs)
 
     def cpy_v(self, ctx: TensorArena, v_cur: Tensor, v_idxs: Tensor, il: int) -> Tensor:
-        """Write rows `v_cur` [head_dim_v, n_head_kv, n_tokens]; transposed V takes one index an element."""
-        v = self.layers[il].v
+        """Write rows `v_cur` [head_dim_v, n_head_kv, n_tokens]; transposed V takes one index an element.
+
+        Raises:
+            CacheError: the layer borrows its rows.
+        """
+        v = self._written(il).v
         assert v is not None
         n_gqa, n_tokens = v_cur.ne[0] * v_cur.ne[1], v_cur.ne[2]
         if not self.spec.v_trans:
@@ -152,6 +195,14 @@ class KVStorage:
             rows = ops.pad(ctx, rows, v.ne[0] - n_gqa, 0, 0, 0)
         view = ops.reshape_2d(ctx, v, 1, v.n_elements)
         return ops.set_rows(ctx, view, ops.reshape_2d(ctx, rows, 1, rows.n_elements), v_idxs)
+
+    def _written(self, il: int) -> LayerStorage:
+        if il in self.borrowed:
+            owner = self.layers[il].spec.il
+            raise CacheError(
+                f"layer {il} reads the rows of layer {owner} and must not write them", layer=il, owner=owner
+            )
+        return self.layers[il]
 
     def _all_streams(self, ctx: TensorArena, t: Tensor) -> Tensor:
         return ops.reshape_2d(ctx, t, t.ne[0], t.ne[1] * t.ne[2]) if t.ne[2] > 1 else t
@@ -177,3 +228,44 @@ class KVStorage:
         column = self.spec.kv_size * v.nb[0]
         ne = (n_kv, spec.n_head_kv, spec.head_dim_v, len(streams))
         return ops.view_4d(ctx, v, *ne, column * spec.head_dim_v, column, v.nb[2], first)
+
+
+class BorrowedStorage(KVStorage):
+    """Another storage's rows under other layer numbers: `share` maps this model's layers to those of `source`.
+
+    Owns nothing and writes nothing.  Upstream: layer_share_cb.
+    """
+
+    def __init__(self, source: KVStorage, share: Mapping[int, int]) -> None:
+        for il, layer in share.items():
+            if layer not in source.layers:
+                raise CacheError(
+                    f"layer {il} is to share layer {layer}, which the other cache does not have; it has "
+                    f"{sorted(source.layers)}",
+                    layer=il,
+                    source=layer,
+                )
+        self.layers = {il: source.layers[layer] for il, layer in share.items()}
+        layers = tuple(dataclasses.replace(layer.spec, il=il) for il, layer in self.layers.items())
+        self.spec = dataclasses.replace(source.spec, layers=layers, reuse={})
+        self.borrowed = frozenset(share)
+        self.buffers = ()
+        self._arenas = ()
+
+    @property
+    def owners(self) -> list[LayerStorage]:
+        return []
+
+
+def _check_reuse(spec: KVSpec, il: int, owner: int) -> None:
+    owners = {layer.il for layer in spec.layers}
+    if owner not in owners:
+        raise CacheError(
+            f"layer {il} is to reuse layer {owner}, which has no storage here; layers {sorted(owners)} have",
+            layer=il,
+            owner=owner,
+        )
+    if il in owners:
+        raise CacheError(
+            f"layer {il} is to reuse layer {owner} but has storage of its own", layer=il, owner=owner
+        )

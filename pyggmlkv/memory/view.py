@@ -11,6 +11,7 @@ import numpy as np
 
 from pyggmlkv.memory.cells import Cells
 from pyggmlkv.memory.extents import single_ids
+from pyggmlkv.memory.recurrent_cells import RecurrentCells
 from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.types import I32, I64
 
@@ -41,18 +42,30 @@ class CellsView:
 
 def view(streams: CellStreams) -> CellsView:
     """Copies and counts the cells of all streams."""
-    seq_count = np.stack([cells.seq_count() for cells in streams.cells])
-    runs = [_longest_free_run(cells) for cells in streams.cells]
+    pos = np.stack([cells.pos for cells in streams.cells])
+    shift = np.stack([cells.shift for cells in streams.cells])
+    return _counted(pos, shift, np.stack([cells.seq_count() for cells in streams.cells]))
+
+
+def view_recurrent(cells: RecurrentCells) -> CellsView:
+    """The state cells as one stream of cells; nothing is ever shifted."""
+    counts: I64 = np.bitwise_count(cells.seq).sum(axis=1, dtype=np.int64)[None]
+    pos = np.where(counts > 0, cells.pos, -1).astype(np.int32)
+    return _counted(pos, np.zeros_like(pos), counts)
+
+
+def _counted(pos: I32, shift: I32, seq_count: I64) -> CellsView:
+    runs = [_longest_free_run(row) for row in pos]
     length, index, stream = max(((n, -i, -s) for s, (n, i) in enumerate(runs)), default=(0, 0, 0))
     return CellsView(
-        n_cells=streams.size * streams.n_stream,
+        n_cells=pos.size,
         token_count=int(seq_count.sum()),
-        used_cells=sum(cells.n_used for cells in streams.cells),
+        used_cells=int(np.count_nonzero(pos >= 0)),
         max_contiguous=length,
         max_contiguous_idx=-index if length else None,
         max_contiguous_stream=-stream if length else None,
-        pos=np.stack([cells.pos for cells in streams.cells]),
-        shift=np.stack([cells.shift for cells in streams.cells]),
+        pos=pos,
+        shift=shift,
         seq_count=seq_count,
     )
 
@@ -107,9 +120,9 @@ def _marks(cells: Cells) -> np.ndarray:
     return marks
 
 
-def _longest_free_run(cells: Cells) -> tuple[int, int]:
+def _longest_free_run(pos: I32) -> tuple[int, int]:
     """(length, begin) of the longest run of free cells, the first of equals; (0, 0) when full."""
-    ends = np.r_[np.flatnonzero(cells.pos >= 0), cells.size]
+    ends = np.r_[np.flatnonzero(pos >= 0), pos.size]
     starts = np.r_[0, ends[:-1] + 1]
     k = int((ends - starts).argmax())
     length = int(ends[k] - starts[k])
