@@ -306,6 +306,8 @@ class Context:
         n_seqs = self.cparams.n_seq_max
         ubatch = BatchAllocator(self.model.hparams.n_pos_per_embd).ubatch_reserve(-(-n_tokens // n_seqs), n_seqs)
         step = None if memory is None else memory.plan_full(ubatch)
+        if self.cparams.embeddings:  # then every token is one
+            n_outputs = ubatch.n_tokens
         return graphs.build(self._graph_params(ubatch, step, n_outputs))
 
     def _reserve(self) -> None:

@@ -21,6 +21,7 @@ from pyggmlkv.gguf.reader import GGUFReader
 from pyggmlkv.gguf.weight_data import WeightData
 from pyggmlkv.gguf.weights import LoadOptions, Progress, TensorLoader
 from pyggmlkv.graph.builder import GraphBuilder
+from pyggmlkv.graph.pooling import pool
 from pyggmlkv.models.loading import WeightLoader
 from pyggmlkv.models.registry import ENCODER_ARCHS, Architecture, architecture
 
@@ -96,8 +97,9 @@ class Model:
             raise ClosedError("the model is closed")
 
     def build(self, g: GraphBuilder) -> None:
-        """Build the graph of one step into `g`."""
+        """Build the graph of one step into `g`, pooled as the context asks.  Upstream: llama_model::build_graph."""
         self.impl.build(g, self._weights)
+        pool(g)
 
     def buffer_type_of(self, il: int) -> BufferType:
         """Where layer `il`'s cache lives when it is offloaded."""
