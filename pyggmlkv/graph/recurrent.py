@@ -37,7 +37,9 @@ def inp_hybrid(g: GraphBuilder) -> HybridInput:
     return inp
 
 
-def read_states(g: GraphBuilder, inp: RecurrentInput, all_states: Tensor, get_rows: GetRows = ops.get_rows) -> Tensor:
+def read_states(
+    g: GraphBuilder, inp: RecurrentInput, all_states: Tensor, get_rows: GetRows = ops.get_rows
+) -> Tensor:
     """States of this ubatch's sequences [state_size, n_seqs]; zeroes new ones, moves the rest along.
 
     `all_states` is `inp.step.r(il)` or `inp.step.s(il)`, [state_size, n_cells].  Upstream: build_rs.

@@ -142,7 +142,9 @@ def _n_written(g: GraphBuilder) -> int:
     return min(g.ubatch.n_seq_tokens, 1 + g.cparams.n_rs_seq)
 
 
-def _convolved(g: GraphBuilder, inp: RecurrentInput, w: Linear, seen: tuple[Tensor, Tensor], il: int) -> Tensor:
+def _convolved(
+    g: GraphBuilder, inp: RecurrentInput, w: Linear, seen: tuple[Tensor, Tensor], il: int
+) -> Tensor:
     """SiLU of the causal convolution of (window before, new rows) [n_channels, n_seq_tokens, n_seqs]."""
     window, x = seen
     columns = ops.concat(g.ctx, window, ops.transpose(g.ctx, x), 0)

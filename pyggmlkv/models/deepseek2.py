@@ -174,7 +174,9 @@ def query(g: GraphBuilder, w: Query, cur: Tensor, il: int) -> Tensor:
     return g.name(ops.mul_mat(g.ctx, w.q_b.weight, cur), "q", il)
 
 
-def latent_heads(g: GraphBuilder, k_b: Tensor, q: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], il: int) -> QKV:
+def latent_heads(
+    g: GraphBuilder, k_b: Tensor, q: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], il: int
+) -> QKV:
     ctx, (q_nope, q_pe), (cmpr, k_pe) = g.ctx, q, kv
     q_nope = g.name(ops.permute(ctx, q_nope, 0, 2, 1, 3), "q_nope_perm", il)
     absorbed = g.name(ops.mul_mat(ctx, k_b, q_nope), "q_nope_absorbed", il)
@@ -185,7 +187,9 @@ def latent_heads(g: GraphBuilder, k_b: Tensor, q: tuple[Tensor, Tensor], kv: tup
     return QKV(q_cur, k_cur, g.name(cmpr, "Vcur", il))
 
 
-def plain_heads(g: GraphBuilder, kv_b: Linear, q: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], il: int) -> QKV:
+def plain_heads(
+    g: GraphBuilder, kv_b: Linear, q: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], il: int
+) -> QKV:
     ctx, (q_nope, q_pe), (cmpr, k_pe) = g.ctx, q, kv
     nope, n_head, n = q_nope.ne[:3]
     v = g.hparams.n_embd_head_v_mla()

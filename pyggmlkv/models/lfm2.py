@@ -108,7 +108,9 @@ def load_weights(t: WeightLoader, hp: HParams) -> Weights:
     )
 
 
-def attention(g: GraphBuilder, inp: HybridInput, w: AttentionWeights, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+def attention(
+    g: GraphBuilder, inp: HybridInput, w: AttentionWeights, cur: Tensor, pos: Tensor, il: int
+) -> Tensor:
     head_dim = g.hparams.n_embd_head_v()
     q, k, v = qkv(g, w.qkv, cur, head_dim, il)
     q = g.name(norm(g, q, w.q_norm, il), HF + "self_attn.q_layernorm", il)
@@ -125,7 +127,9 @@ def shortconv(g: GraphBuilder, inp: RecurrentInput, w: ShortConv, cur: Tensor, i
     d_conv = hp.n_shortconv_l_cache - 1
     cur = ops.reshape_3d(ctx, cur, n_embd, n_t, n_seqs)
     bcx = g.name(linear(g, w.in_proj, cur), HF + "conv.in_proj", il)
-    b, c, x = (ops.view_3d(ctx, bcx, n_embd, n_t, n_seqs, *bcx.nb[1:3], i * n_embd * bcx.nb[0]) for i in range(3))
+    b, c, x = (
+        ops.view_3d(ctx, bcx, n_embd, n_t, n_seqs, *bcx.nb[1:3], i * n_embd * bcx.nb[0]) for i in range(3)
+    )
     columns = ops.transpose(ctx, ops.mul(ctx, b, x))
     window = read_window(g, inp, il, d_conv)
     if hp.causal_attn:

@@ -12,8 +12,16 @@ from pyggmlkv.errors import ParameterError
 from pyggmlkv.gguf import keys
 from pyggmlkv.gguf.hparams import HParams
 from pyggmlkv.gguf.key_reader import KeyReader
-from pyggmlkv.graph.attention import Attention, attn, attn_cross, attn_no_cache, inp_cross, inp_kv, inp_no_cache
-from pyggmlkv.graph.blocks import FFN, QKV, Linear, Norm, QKVWeights, ffn, linear, norm, qkv
+from pyggmlkv.graph.attention import (
+    Attention,
+    attn,
+    attn_cross,
+    attn_no_cache,
+    inp_cross,
+    inp_kv,
+    inp_no_cache,
+)
+from pyggmlkv.graph.blocks import FFN, QKV, Act, Linear, Norm, QKVWeights, ffn, linear, norm, qkv
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.encoder_inputs import PosBucketInput
 from pyggmlkv.models.loading import WeightLoader, check_heads
@@ -54,7 +62,9 @@ def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
     check_heads(kv, hp)
     n_dec = kv.u32(keys.DECODER_BLOCK_COUNT, hp.n_layer)
     if not 1 <= n_dec <= hp.n_layer:
-        kv.refuse(keys.DECODER_BLOCK_COUNT, f"1 to {hp.n_layer} layers, as many as the encoder has", str(n_dec))
+        kv.refuse(
+            keys.DECODER_BLOCK_COUNT, f"1 to {hp.n_layer} layers, as many as the encoder has", str(n_dec)
+        )
     return dataclasses.replace(
         hp,
         f_norm_rms_eps=kv.f32(keys.ATTENTION_LAYERNORM_RMS_EPS),
@@ -153,7 +163,7 @@ def pos_bias(g: GraphBuilder, buckets: PosBucketInput, layer: EncoderLayer, firs
 def feed_forward(g: GraphBuilder, layer: EncoderLayer, ffn_inp: Tensor, il: int) -> Tensor:
     """T5's networks are plain with ReLU, Flan-T5's gated with GELU."""
     cur = g.name(norm(g, ffn_inp, layer.ffn_norm, il), "ffn_norm", il)
-    act = "gelu" if layer.ffn.gate is not None else "relu"
+    act: Act = "gelu" if layer.ffn.gate is not None else "relu"
     cur = g.name(ffn(g, cur, layer.ffn, act, il), "ffn_out", il)
     return g.name(ops.add(g.ctx, cur, ffn_inp), "l_out", il)
 
