@@ -218,7 +218,7 @@ def write_ggml_package(folder: Path, ggml: Ggml, tree: Path) -> None:
 
 
 def build_libllama(tree: Path, ggml: Ggml, target: Path, jobs: int) -> None:
-    """Compiles libllama into `target`/lib, in about 90 s. It finds ggml through the oracle module."""
+    """Compiles libllama into `target`/lib, in about 2 minutes. It finds ggml through the oracle module."""
     cmake = find_tool("cmake")
     if cmake is None:
         raise BuildError("cmake is not installed: pip install cmake ninja (make build does that)")
@@ -228,7 +228,7 @@ def build_libllama(tree: Path, ggml: Ggml, target: Path, jobs: int) -> None:
     log = target.with_name(target.name + ".log")
     log.unlink(missing_ok=True)
     write_ggml_package(build / "ggml", ggml, tree)
-    say(f"building libllama with {jobs} jobs (about 90 s on 2 cores), log in {log}")
+    say(f"building libllama with {jobs} jobs (about 2 minutes on 2 cores), log in {log}")
     run(
         [cmake, *generator, *ninja, "-S", str(tree), "-B", str(build), f"-Dggml_DIR={build / 'ggml'}"]
         + ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN", *CMAKE_OPTIONS],
