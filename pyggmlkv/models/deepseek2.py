@@ -20,6 +20,7 @@ from pyggmlkv.graph.attention import Attention, attn, inp_kv
 from pyggmlkv.graph.blocks import FFN, QKV, Linear, Norm, ffn, norm
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.inputs import AttnScaleInput
+from pyggmlkv.graph.mla import MLA, mla_heads
 from pyggmlkv.graph.moe import Gating, MoE, Routing, moe_ffn
 from pyggmlkv.models.loading import WeightLoader
 
@@ -29,23 +30,9 @@ LITE_VOCAB, GLM_VOCAB = 128256, 154880
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Query:
-    """One projection `q_b`, or two with a norm between them; `q_a` [n_embd, q_lora_rank]."""
-
-    q_b: Linear
-    q_a: Linear | None = None
-    q_a_norm: Norm | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
     attn_norm: Norm
-    q: Query
-    kv_a_norm: Norm
-    kv_a_mqa: Linear
-    k_b: Tensor | None
-    v_b: Tensor | None
-    kv_b: Linear | None
+    mla: MLA
     wo: Linear
     ffn_norm: Norm
     ffn: FFN
@@ -92,30 +79,12 @@ def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
     return dataclasses.replace(hp, n_lora_q=n_lora_q, expert_gating_func=gating)
 
 
-def load_query(t: WeightLoader, hp: HParams, il: int) -> Query:
-    b, n_q = f"blk.{il}", hp.n_head(il) * hp.n_embd_head_k_mla()
-    if not hp.n_lora_q:
-        return Query(t.linear(f"{b}.attn_q", hp.n_embd, n_q, bias="no"))
-    return Query(
-        q_a_norm=t.norm(f"{b}.attn_q_a_norm", hp.n_lora_q),
-        q_a=t.linear(f"{b}.attn_q_a", hp.n_embd, hp.n_lora_q, bias="no"),
-        q_b=t.linear(f"{b}.attn_q_b", hp.n_lora_q, n_q, bias="no"),
-    )
-
-
 def load_layer(t: WeightLoader, hp: HParams, il: int) -> Layer:
-    b, n_head, rank = f"blk.{il}", hp.n_head(il), hp.n_lora_kv
-    nope, v, mla = hp.n_embd_head_k_mla() - hp.n_rot(), hp.n_embd_head_v_mla(), hp.is_mla
-    is_moe = il >= hp.n_layer_dense_lead
+    b, is_moe = f"blk.{il}", il >= hp.n_layer_dense_lead
     return Layer(
         attn_norm=t.norm(f"{b}.attn_norm"),
-        q=load_query(t, hp, il),
-        kv_a_norm=t.norm(f"{b}.attn_kv_a_norm", rank),
-        kv_a_mqa=t.linear(f"{b}.attn_kv_a_mqa", hp.n_embd, rank + hp.n_rot(), bias="no"),
-        k_b=t.tensor(f"{b}.attn_k_b.weight", nope, rank, n_head) if mla else None,
-        v_b=t.tensor(f"{b}.attn_v_b.weight", rank, v, n_head) if mla else None,
-        kv_b=None if mla else t.linear(f"{b}.attn_kv_b", rank, n_head * (nope + v), bias="no"),
-        wo=t.linear(f"{b}.attn_output", n_head * v, hp.n_embd, bias="no"),
+        mla=t.mla(il),
+        wo=t.linear(f"{b}.attn_output", hp.n_head(il) * hp.n_embd_head_v_mla(), hp.n_embd, bias="no"),
         ffn_norm=t.norm(f"{b}.ffn_norm"),
         moe=t.moe_gate_up(il, hp.n_ff_exp) if is_moe else None,
         ffn=t.ffn_shexp(il, hp.n_ff_exp * hp.n_expert_shared) if is_moe else t.ffn(il, bias="no"),
@@ -140,67 +109,6 @@ def kq_scale(g: GraphBuilder) -> float:
     original = f32(cp.yarn_attn_factor) * (f32(1.0) + f32(0.1) * log)
     mscale = original * (f32(1.0) + f32(0.1) * f32(hp.rope_yarn_log_mul) * log)
     return float(mscale * mscale / np.sqrt(f32(hp.n_embd_head_k_mla())))
-
-
-def heads_of(g: GraphBuilder, layer: Layer, cur: Tensor, pos: Tensor, il: int) -> QKV:
-    """Queries, keys and values: latent (one key head of rank + n_rot elements, V its first rank) or plain heads."""
-    hp, ctx = g.hparams, g.ctx
-    n_head, n, rot, rank = hp.n_head(il), g.n_tokens, hp.n_rot(), hp.n_lora_kv
-    head_k = hp.n_embd_head_k_mla()
-    nope = head_k - rot
-    q = query(g, layer.q, cur, il)
-    row, e = head_k * q.nb[0], q.nb[0]
-    q_nope = g.name(ops.view_3d(ctx, q, nope, n_head, n, row, row * n_head, 0), "q_nope", il)
-    q_pe = g.name(ops.view_3d(ctx, q, rot, n_head, n, row, row * n_head, nope * e), "q_pe", il)
-    cmpr_pe = g.name(ops.mul_mat(ctx, layer.kv_a_mqa.weight, cur), "kv_cmpr_pe", il)
-    row = (rank + rot) * cmpr_pe.nb[0]
-    cmpr = g.name(ops.view_2d(ctx, cmpr_pe, rank, n, row, 0), "kv_cmpr", il)
-    k_pe = g.name(ops.view_3d(ctx, cmpr_pe, rot, 1, n, row, row, rank * e), "k_pe", il)
-    params = g.rope_params(il)
-    q_pe = g.name(ops.rope_ext(ctx, q_pe, pos, None, params), "q_pe", il)
-    k_pe = g.name(ops.rope_ext(ctx, k_pe, pos, None, params), "k_pe", il)
-    cmpr = g.name(norm(g, cmpr, layer.kv_a_norm, il), "kv_cmpr", il)
-    if layer.k_b is not None:
-        return latent_heads(g, layer.k_b, (q_nope, q_pe), (cmpr, k_pe), il)
-    assert layer.kv_b is not None
-    return plain_heads(g, layer.kv_b, (q_nope, q_pe), (cmpr, k_pe), il)
-
-
-def query(g: GraphBuilder, w: Query, cur: Tensor, il: int) -> Tensor:
-    """All heads' queries [n_head * head_k, n_tokens]."""
-    if w.q_a is not None and w.q_a_norm is not None:
-        cur = g.name(ops.mul_mat(g.ctx, w.q_a.weight, cur), "q", il)
-        cur = g.name(norm(g, cur, w.q_a_norm, il), "q", il)
-    return g.name(ops.mul_mat(g.ctx, w.q_b.weight, cur), "q", il)
-
-
-def latent_heads(
-    g: GraphBuilder, k_b: Tensor, q: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], il: int
-) -> QKV:
-    ctx, (q_nope, q_pe), (cmpr, k_pe) = g.ctx, q, kv
-    q_nope = g.name(ops.permute(ctx, q_nope, 0, 2, 1, 3), "q_nope_perm", il)
-    absorbed = g.name(ops.mul_mat(ctx, k_b, q_nope), "q_nope_absorbed", il)
-    absorbed = g.name(ops.permute(ctx, absorbed, 0, 2, 1, 3), "q_nope_absorbed_perm", il)
-    q_cur = g.name(ops.concat(ctx, absorbed, q_pe, 0), "Qcur", il)
-    cmpr = g.name(ops.reshape_3d(ctx, cmpr, cmpr.ne[0], 1, g.n_tokens), "kv_cmpr_reshape", il)
-    k_cur = g.name(ops.concat(ctx, cmpr, k_pe, 0), "Kcur", il)
-    return QKV(q_cur, k_cur, g.name(cmpr, "Vcur", il))
-
-
-def plain_heads(
-    g: GraphBuilder, kv_b: Linear, q: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], il: int
-) -> QKV:
-    ctx, (q_nope, q_pe), (cmpr, k_pe) = g.ctx, q, kv
-    nope, n_head, n = q_nope.ne[:3]
-    v = g.hparams.n_embd_head_v_mla()
-    both = g.name(ops.mul_mat(ctx, kv_b.weight, cmpr), "kv", il)
-    row, e = (nope + v) * both.nb[0], both.nb[0]
-    k_nope = g.name(ops.view_3d(ctx, both, nope, n_head, n, row, row * n_head, 0), "k_nope_view", il)
-    v_cur = g.name(ops.view_3d(ctx, both, v, n_head, n, row, row * n_head, nope * e), "Vcur_view", il)
-    v_cur = g.name(ops.cont(ctx, v_cur), "Vcur_cont", il)
-    q_cur = g.name(ops.concat(ctx, q_nope, q_pe, 0), "Qcur", il)
-    k_cur = g.name(ops.concat(ctx, k_nope, ops.repeat(ctx, k_pe, q_pe), 0), "Kcur", il)
-    return QKV(q_cur, k_cur, v_cur)
 
 
 def feed_forward(g: GraphBuilder, layer: Layer, cur: Tensor, il: int) -> Tensor:
@@ -228,10 +136,10 @@ def build(g: GraphBuilder, w: Weights) -> None:
     for il, layer in enumerate(w.layers):
         residual = cur
         cur = g.name(norm(g, cur, layer.attn_norm, il), "attn_norm", il)
-        q, k, v = heads_of(g, layer, cur, pos, il)
+        q, k, v = mla_heads(g, layer.mla, cur, pos, il)
         if temperature is not None:
             q = g.name(ops.mul(g.ctx, q, temperature.tensor), "Qcur_attn_temp_scaled", il)
-        cur = attn(g, inp, layer.wo, QKV(q, k, v), Attention(kq_scale=scale, v_mla=layer.v_b), il)
+        cur = attn(g, inp, layer.wo, QKV(q, k, v), Attention(kq_scale=scale, v_mla=layer.mla.v_b), il)
         if il == hp.n_layer - 1:
             cur = ops.get_rows(g.ctx, cur, out_ids)
             residual = ops.get_rows(g.ctx, residual, out_ids)

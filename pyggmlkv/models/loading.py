@@ -15,6 +15,7 @@ from pyggmlkv.gguf.hparams import HParams
 from pyggmlkv.gguf.key_reader import KeyReader
 from pyggmlkv.gguf.weights import TensorLoader
 from pyggmlkv.graph.blocks import FFN, Linear, Norm, QKVWeights
+from pyggmlkv.graph.mla import MLA, Query
 from pyggmlkv.graph.moe import MoE
 from pyggmlkv.graph.rope import RopeFactors
 from pyggmlkv.graph.ssm import Mamba
@@ -215,4 +216,29 @@ class WeightLoader:
             a=self.tensor(f"{b}.ssm_a", d_state, d_inner),
             d=self.tensor(f"{b}.ssm_d", d_inner),
             out=self.linear(f"{b}.ssm_out", d_inner, hp.n_embd, bias="no"),
+        )
+
+    def mla(self, il: int) -> MLA:
+        """Latent attention of layer `il`, latent in the cache or (older files) before it."""
+        hp, b = self.hp, f"blk.{il}"
+        n_head, rank, v = hp.n_head(il), hp.n_lora_kv, hp.n_embd_head_v_mla()
+        nope, is_mla = hp.n_embd_head_k_mla() - hp.n_rot(), hp.is_mla
+        return MLA(
+            q=self._mla_query(il),
+            kv_a_norm=self.norm(f"{b}.attn_kv_a_norm", rank),
+            kv_a_mqa=self.linear(f"{b}.attn_kv_a_mqa", hp.n_embd, rank + hp.n_rot(), bias="no"),
+            k_b=self.tensor(f"{b}.attn_k_b.weight", nope, rank, n_head) if is_mla else None,
+            v_b=self.tensor(f"{b}.attn_v_b.weight", rank, v, n_head) if is_mla else None,
+            kv_b=None if is_mla else self.linear(f"{b}.attn_kv_b", rank, n_head * (nope + v), bias="no"),
+        )
+
+    def _mla_query(self, il: int) -> Query:
+        hp, b = self.hp, f"blk.{il}"
+        n_q = hp.n_head(il) * hp.n_embd_head_k_mla()
+        if not hp.n_lora_q:
+            return Query(self.linear(f"{b}.attn_q", hp.n_embd, n_q, bias="no"))
+        return Query(
+            q_a_norm=self.norm(f"{b}.attn_q_a_norm", hp.n_lora_q),
+            q_a=self.linear(f"{b}.attn_q_a", hp.n_embd, hp.n_lora_q, bias="no"),
+            q_b=self.linear(f"{b}.attn_q_b", hp.n_lora_q, n_q, bias="no"),
         )

@@ -32,6 +32,7 @@ MODULES = {
     "qwen2vl": "qwen2vl",
     "qwen3": "qwen3",
     "t5": "t5",
+    "t5encoder": "t5encoder",
 }
 
 ENCODER_ARCHS = frozenset({"t5", "t5encoder"})

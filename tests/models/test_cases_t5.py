@@ -12,6 +12,7 @@ import pytest
 import pyggmlkv
 from pyggmlkv import Batch
 from pyggmlkv.errors import BatchError, GGUFKeyError, ParameterError
+from pyggmlkv.types import FlashAttn
 from tests.oracle.libllama import ContextParams, Library
 from tests.oracle.tiny_models import TinyModel, metadata, write_file
 from tests.oracle.tiny_recipes import RECIPES
@@ -82,6 +83,23 @@ def test_encoded_rows_are_equal_to_the_reference(models: Models, flash_attn: str
                 pair.ours.embeddings, reference_rows(pair, len(text)), f"{len(text)} encoded tokens"
             )
         assert pair.comparison.bits_equal, pair.comparison.first_difference
+
+
+@pytest.mark.parametrize("flash_attn", ["off", "on"])
+def test_encoder_alone_is_equal_to_the_reference(
+    reference: Library, tiny_model: TinyModels, flash_attn: FlashAttn
+) -> None:
+    setup: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "flash_attn": flash_attn, "embeddings": True}
+    with Models(reference, tiny_model("t5encoder")) as models:
+        theirs = models.reference.context(ContextParams(pooling="none", **setup))
+        with theirs, pyggmlkv.Context(models.ours, pooling="none", **setup) as ours:
+            assert ours.memory is None
+            for text in (LONG, SHORT):
+                theirs.encode(text)
+                ours.encode(Batch(text))
+                np.testing.assert_array_equal(ours.embeddings, theirs.embeddings)
+                ours.decode(Batch(text))
+                np.testing.assert_array_equal(ours.embeddings, theirs.embeddings)
 
 
 def reference_rows(pair: Pair, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:

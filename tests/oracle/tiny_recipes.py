@@ -166,6 +166,12 @@ RECIPES: Mapping[str, Recipe] = {
         split_experts=True,
     ),
     "qwen2vl": Recipe("qwen2vl", {"rope.dimension_sections": [16, 8, 8, 0]}, drop=(r"output\.bias",)),
+    "t5encoder": Recipe(
+        "t5encoder",
+        {"attention.head_count_kv": 4, "attention.relative_buckets_count": 8, "block_count": 3},
+        drop=(r"blk\.[1-9]\.attn_rel_b",),
+        without=NO_ROPE,
+    ),
     "t5": Recipe(
         "t5",
         {
