@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyggmlkv.memory.shared import SharedKVCache as SharedKVCache
     from pyggmlkv.memory.shared import SharedSlidingKVCache as SharedSlidingKVCache
     from pyggmlkv.memory.sliding import SlidingKVCache as SlidingKVCache
+    from pyggmlkv.memory.standalone import plan as plan
     from pyggmlkv.model import Model as Model
 
 _HOMES: dict[str, str] = {
@@ -38,6 +39,7 @@ _HOMES: dict[str, str] = {
     "SharedSlidingKVCache": "pyggmlkv.memory.shared",
     "SlidingKVCache": "pyggmlkv.memory.sliding",
     "errors": "",
+    "plan": "pyggmlkv.memory.standalone",
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.memory.defrag import DefragReport
@@ -173,6 +174,11 @@ class HybridMemory:
         self.recr.clear(data)
 
     # looking inside
+
+    @property
+    def runner(self) -> Runner:
+        """What runs this memory's graphs, and may run yours."""
+        return self.attn.runner
 
     @property
     def size_k_bytes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.binding import dtypes
@@ -32,7 +33,38 @@ from pyggmlkv.memory.view import CellsView, render, view
 class KVCache:
     """K and V of past tokens in `kv_size` cells a stream.
 
-    `where` is None for the CPU, or a device, a backend, a runner, or a `Site` that says more.
+    `where` is None for the CPU, or a device, a backend, a runner, or a `Site` that says more. Works without a model:
+    a graph of yours writes and reads the cells that a step names.
+
+    ```python
+    import numpy as np
+    from pyggmlkv import Batch, KVCache, KVSpec, LayerSpec, plan
+    from pyggmlkv.binding import ComputeGraph, TensorArena
+
+    spec = KVSpec(LayerSpec.uniform(n_layer=1, n_head_kv=2, head_dim=64), kv_size=256)
+    rows = np.random.default_rng(0).standard_normal((8, 2, 64), np.float32)
+    with KVCache(spec) as cache, TensorArena(32, graph_nodes=32) as ctx:
+        [step] = plan(cache, Batch([0] * 8))  # tokens are not looked up: positions 0 .. 7 of sequence 0
+        step.apply()
+        cur = ctx.new_tensor("f32", 64, 2, 8)
+        idxs = ctx.new_tensor("i64", 8)
+        cur.set_input(), idxs.set_input()
+        graph = ComputeGraph(ctx, 32)
+        graph.build_forward_expand(step.cpy_k(ctx, cur, idxs, 0))
+        graph.build_forward_expand(step.cpy_v(ctx, cur, idxs, 0))
+        cache.runner.alloc(graph)
+        cur.set(rows)
+        cells = np.empty(8, np.int64)
+        step.fill_k_idxs(cells)
+        idxs.set(cells)
+        cache.runner.compute(graph)
+        step.commit()
+        cache.seq_rm(0, 2, 5)  # forget three positions,
+        cache.seq_add(0, 5, None, -3)  # close the gap: keys are turned by the next update
+        cache.update()
+        report = cache.defrag()  # five cells in front
+        k, v, pos = cache.k(0)[0, :5], cache.v(0)[0, :5], cache.cells.cells[0].pos[:5]
+    ```
 
     Raises:
         CacheError: element types or sizes that no cache can have.
@@ -228,6 +260,11 @@ class KVCache:
             self.storage.clear()
 
     # looking inside
+
+    @property
+    def runner(self) -> Runner:
+        """What runs this memory's graphs, and may run yours."""
+        return self._runner
 
     @property
     def size_k_bytes(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import NoSlotError
@@ -236,6 +237,11 @@ class SlidingKVCache:
         self.swa.clear(data)
 
     # looking inside
+
+    @property
+    def runner(self) -> Runner:
+        """What runs this memory's graphs, and may run yours."""
+        return self.base.runner
 
     @property
     def size_k_bytes(self) -> int:
