@@ -90,6 +90,8 @@ NO_ATTENTION = tuple(
 )
 NO_ROPE = ("rope.dimension_count", "rope.freq_base")
 
+ENCODE_ONLY = ("t5encoder",)
+"""Architectures that decode nothing."""
 RECIPES: Mapping[str, Recipe] = {
     "llama": Recipe("llama", drop=(NO_BIAS, NO_ROPE_FREQS)),
     "llama-tied": Recipe("llama", drop=(NO_BIAS, NO_ROPE_FREQS, TIED)),
