@@ -18,7 +18,7 @@ from pyggmlkv.batch.batch import Batch
 from pyggmlkv.batch.prepare import BatchLimits
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.binding import Tensor
-from pyggmlkv.cparams import ContextKeywords, ContextParams, CParams, check, settle
+from pyggmlkv.cparams import ContextKeywords, ContextParams, CParams, check, settle, signature
 from pyggmlkv.errors import BatchError, ClosedError
 from pyggmlkv.graph.builder import GraphParams
 from pyggmlkv.graph.cross import Cross
@@ -38,18 +38,30 @@ from pyggmlkv.types import F32, MAX_SEQ
 
 
 class Context:
-    """Decodes with `model`. Keyword arguments are those of `ContextParams`.
+    """Decodes with `model`. Keyword arguments are the fields of `ContextParams`; `params` gives them all at once.
 
     `n_ctx` counts cells and is rounded up to a multiple of 256 from 256 on.
 
     Raises:
+        ParameterError: names the setting that is out of range.
         CacheError: element types or sizes that no cache can have.
         DeviceMemoryError: no room.
     """
 
-    def __init__(self, model: Model, params: ContextParams | None = None, **asked: Unpack[ContextKeywords]) -> None:
+    __signature__ = signature()
+
+    def __init__(
+        self,
+        model: Model,
+        n_ctx: int | None = None,
+        *,
+        params: ContextParams | None = None,
+        **asked: Unpack[ContextKeywords],
+    ) -> None:
         model.check_open()
         asked_params = dataclasses.replace(params or ContextParams(), **asked)
+        if n_ctx is not None:
+            asked_params = dataclasses.replace(asked_params, n_ctx=n_ctx)
         check(asked_params)
         self.model = model
         self.params = asked_params
@@ -130,6 +142,8 @@ class Context:
             BatchError: refused, or longer than `n_ubatch` tokens: tokens attend to each other both ways.
         """
         _, graphs = self._opened()
+        if self._memory is not None and not self.model.has_encoder:
+            raise BatchError(f"encode: {self.model.arch} has no encoder; decode the batch instead")
         limits = dataclasses.replace(self._limits, output_all=True, n_batch=self.cparams.n_ubatch)
         self._allocator.init(batch, limits, None)
         ubatch = self._allocator.split_simple(self._allocator.n_tokens)

@@ -6,7 +6,9 @@ Knows hyperparameters only.  Upstream: llama_cparams and the first half of llama
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeAlias, TypedDict, cast, get_args
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
 import numpy as np
 
@@ -54,9 +56,8 @@ class ContextParams:
 
 
 class ContextKeywords(TypedDict, total=False):
-    """The fields of `ContextParams` as keyword arguments."""
+    """The fields of `ContextParams` but `n_ctx` as keyword arguments."""
 
-    n_ctx: int | None
     n_batch: int
     n_ubatch: int
     n_seq_max: int
@@ -116,6 +117,13 @@ class CParams:
     n_rs_seq: int = 0
 
 
+CHOICES = {"flash_attn": FlashAttn, "pooling": Pooling, "rope_scaling": RopeScaling, "shift": Shift}
+FLAGS = ("kv_unified", "swa_full", "offload_kqv", "op_offload", "embeddings", "graph_reuse")
+ABOVE_ZERO = ("rope_freq_base", "rope_freq_scale")
+FACTORS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+MAY_BE_NONE = frozenset(f.name for f in dataclasses.fields(ContextParams) if f.default is None)
+
+
 def check(asked: ContextParams) -> None:
     """Refuse values that no context can have.
 
@@ -124,19 +132,50 @@ def check(asked: ContextParams) -> None:
     """
     counts = ("n_batch", "n_ubatch", "n_seq_max", "n_ctx", "n_threads", "n_threads_batch", "yarn_orig_ctx")
     for name in counts:
-        value = getattr(asked, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31):
-            raise ParameterError(f"{name}={value!r}: expected a whole number from 1 to 2^31 - 1", parameter=name)
+        _check(asked, name, _is_count, "a whole number from 1 to 2^31 - 1")
     if asked.n_seq_max > MAX_SEQ:
         raise ParameterError(f"n_seq_max={asked.n_seq_max}: at most {MAX_SEQ}", parameter="n_seq_max")
-    if asked.n_rs_seq < 0:
-        raise ParameterError(f"n_rs_seq={asked.n_rs_seq}: expected 0 or more snapshots", parameter="n_rs_seq")
-    names = {"flash_attn": FlashAttn, "pooling": Pooling, "rope_scaling": RopeScaling, "shift": Shift}
-    for name, choices in names.items():
-        value = getattr(asked, name)
-        if value not in get_args(choices) and not (value is None and name in ("pooling", "rope_scaling")):
-            known = ", ".join(get_args(choices))
-            raise ParameterError(f"{name}={value!r}: expected one of {known}", parameter=name)
+    _check(asked, "n_rs_seq", lambda n: n == 0 or _is_count(n), "0 or more snapshots")
+    for name, choices in CHOICES.items():
+        _check(asked, name, get_args(choices).__contains__, f"one of {', '.join(get_args(choices))}")
+    for name in (*FLAGS, "attn_rot", "causal_attn"):
+        _check(asked, name, lambda flag: isinstance(flag, bool | np.bool_), "True or False")
+    for name in ABOVE_ZERO:
+        _check(asked, name, lambda x: _is_finite(x) and x > 0, "a number above 0")
+    for name in FACTORS:
+        _check(asked, name, _is_finite, "a finite number")
+
+
+def _check(asked: ContextParams, name: str, fits: Callable[[Any], bool], expected: str) -> None:
+    value = getattr(asked, name)
+    if value is None and name in MAY_BE_NONE:
+        return
+    if not fits(value):
+        none = " (None is the default)" if name in MAY_BE_NONE else ""
+        raise ParameterError(f"{name}={value!r}: expected {expected}{none}", parameter=name)
+
+
+def _is_count(value: Any) -> bool:
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_whole and 1 <= int(value) < 2**31
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return is_number and bool(np.isfinite(value))
+
+
+def signature() -> inspect.Signature:
+    """What `Context` takes, with defaults, for `help` and editors: its keywords are the fields of `ContextParams`."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    fields = [
+        inspect.Parameter(f.name, kind, default=f.default, annotation=f.type)
+        for f in dataclasses.fields(ContextParams)
+    ]
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    model = inspect.Parameter("model", either, annotation="Model")
+    params = inspect.Parameter("params", kind, default=None, annotation="ContextParams | None")
+    return inspect.Signature([model, fields[0].replace(kind=either), *fields[1:], params])
 
 
 def padded(n: int) -> int:

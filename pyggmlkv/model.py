@@ -14,7 +14,7 @@ from pyggmlkv.backend.select import select_devices
 from pyggmlkv.binding import BufferType, Tensor
 from pyggmlkv.binding.gguf_file import Metadata, TensorInfo
 from pyggmlkv.cparams import CParams
-from pyggmlkv.errors import ClosedError
+from pyggmlkv.errors import ClosedError, ParameterError
 from pyggmlkv.gguf import keys
 from pyggmlkv.gguf.hparams import HParams, base_hparams
 from pyggmlkv.gguf.reader import GGUFReader
@@ -65,8 +65,14 @@ class Model:
             ArchitectureError: an architecture that is not implemented.
             GGUFKeyError, GGUFTensorError: a missing or wrong key or tensor, by name.
             LoadCancelledError: `progress` said so.
+            DeviceNotFoundError: a device that is not there.
             DeviceMemoryError: no room on a device.
         """
+        if n_gpu_layers is not None and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
+            raise ParameterError(
+                f"n_gpu_layers={n_gpu_layers!r}: expected 0 or more layers, or None for all of them",
+                parameter="n_gpu_layers",
+            )
         with GGUFReader(path) as reader:
             architecture(reader.arch)
             n_layer = reader.keys_of().u32(keys.BLOCK_COUNT)

@@ -18,9 +18,10 @@ def select_devices(wanted: Sequence[str | Device] | None = None) -> tuple[Device
     """The devices that layers may be offloaded to, in order; empty means the CPU alone.
 
     None takes every RPC server, then every GPU, and integrated GPUs only where there is no other.
-    Naming the CPU is allowed and adds nothing. Raises: DeviceNotFoundError for a name that is not there.
+    Naming the CPU is allowed and adds nothing; one name may stand alone. Raises: DeviceNotFoundError for a name that is not there.
     """
     if wanted is not None:
+        wanted = [wanted] if isinstance(wanted, str) else wanted
         found = [device(d) if isinstance(d, str) else d for d in wanted]
         return tuple(d for d in found if d.type not in HOST_TYPES)
     servers: list[Device] = []

@@ -97,6 +97,8 @@ def prepare(
     Raises:
         BatchError: see `BatchAllocator.init`.
     """
+    if not isinstance(batch, Batch):
+        raise BatchError(f"expected a Batch, {type(batch).__name__} given; write Batch(tokens)")
     _check_inputs(batch, limits)
     seqs = sequences_of(batch, limits.n_seq_max)
     rule = _position_rule(batch, n_pos_per_embd)

@@ -20,9 +20,8 @@ from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.kv_step import KVStep
 from pyggmlkv.memory.protocol import Memory
 from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentStep
-from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.memory.sliding import SlidingKVCache, SlidingStep
-from pyggmlkv.memory.view import CellsView
+from pyggmlkv.memory.view import CellsMap, CellsView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class HybridMemory:
 
     def _together(self, operation: Callable[[Memory], bool | None]) -> bool:
         """Run on the recurrent part, whose cells can be put back, then on the attention part; or on neither."""
-        before = self.recr.cells.snapshot()
+        before = self.recr.states.snapshot()
         if operation(self.recr) is False:
             return False
         done = False
@@ -134,7 +133,7 @@ class HybridMemory:
             done = operation(self.attn) is not False
         finally:
             if not done:
-                self.recr.cells.restore(before)
+                self.recr.states.restore(before)
         return done
 
     def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
@@ -195,8 +194,8 @@ class HybridMemory:
         return out
 
     @property
-    def cells(self) -> CellStreams:
-        """Cells of the attention part; `recr.cells` are the state cells."""
+    def cells(self) -> CellsMap:
+        """Cells of the attention part; `recr.cells` are the states."""
         return self.attn.cells
 
     def view(self) -> CellsView:

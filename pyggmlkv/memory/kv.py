@@ -27,7 +27,7 @@ from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
 from pyggmlkv.memory.site import Where, breakdown, buffer_type_of, site_of
 from pyggmlkv.memory.slots import SlotInfo
 from pyggmlkv.memory.storage import KVStorage, LayerStorage, predict
-from pyggmlkv.memory.view import CellsView, render, view
+from pyggmlkv.memory.view import CellsMap, CellsView, cells_of, render, view
 
 
 class KVCache:
@@ -63,7 +63,7 @@ class KVCache:
         cache.seq_add(0, 5, None, -3)  # close the gap: keys are turned by the next update
         cache.update()
         report = cache.defrag()  # five cells in front
-        k, v, pos = cache.k(0)[0, :5], cache.v(0)[0, :5], cache.cells.cells[0].pos[:5]
+        k, v, pos = cache.k(0)[0, :5], cache.v(0)[0, :5], cache.cells[0].pos[:5]
     ```
 
     Raises:
@@ -311,9 +311,9 @@ class KVCache:
         return found
 
     @property
-    def cells(self) -> CellStreams:
-        """Read-only arrays per stream: `cells.cells[s].pos`, `.shift`, `.seq`."""
-        return self.streams
+    def cells(self) -> CellsMap:
+        """Read-only arrays of each stream: `cells[s].pos`, `.shift`, `.seq`."""
+        return cells_of(self.streams)
 
     def view(self) -> CellsView:
         """Token count, used cells, largest free run, sequences per cell."""

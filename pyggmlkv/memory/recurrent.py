@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from pyggmlkv.memory.defrag import DefragReport
 from pyggmlkv.memory.recurrent_cells import RecurrentCells
 from pyggmlkv.memory.recurrent_slots import RecurrentSlot
 from pyggmlkv.memory.site import Where, breakdown, buffer_type_of, by_device
-from pyggmlkv.memory.view import CellsView, view_recurrent
+from pyggmlkv.memory.view import CellsMap, CellsView, cells_of_recurrent, view_recurrent
 from pyggmlkv.types import I32
 
 
@@ -50,7 +50,7 @@ class RecurrentStep:
         self.ubatch = ubatch
 
     def apply(self) -> None:
-        self._memory.cells.apply(self._slot)
+        self._memory.states.apply(self._slot)
         self._applied = True
 
     def commit(self) -> None:
@@ -66,7 +66,7 @@ class RecurrentStep:
         if not self._applied:
             return []
         self._applied = False
-        return self._memory.cells.undo(self._slot, computed)
+        return self._memory.states.undo(self._slot, computed)
 
     @property
     def key(self) -> Hashable:
@@ -105,7 +105,7 @@ class RecurrentMemory:
 
     def __init__(self, spec: RecurrentSpec, where: Where = None) -> None:
         self.spec = spec
-        self.cells = RecurrentCells(spec.size, spec.n_seq_max, spec.n_rs_seq)
+        self.states = RecurrentCells(spec.size, spec.n_seq_max, spec.n_rs_seq)
         arenas, self.tensors = _lay_out(spec, buffer_type_of(where))
         self._arenas = tuple(arenas.values())
         self.buffers: tuple[Buffer, ...] = tuple(buft.alloc_tensors(arena) for buft, arena in arenas.items())
@@ -136,11 +136,11 @@ class RecurrentMemory:
         return list(iter(take, None))
 
     def steps(self, ubatches: list[UBatch]) -> list[RecurrentStep]:
-        slots = self.cells.prepare(ubatches)
+        slots = self.states.prepare(ubatches)
         return [RecurrentStep(self, ubatch, slot) for ubatch, slot in zip(ubatches, slots, strict=True)]
 
     def plan_full(self, ubatch: UBatch) -> RecurrentStep:
-        return RecurrentStep(self, ubatch, self.cells.full_slot())
+        return RecurrentStep(self, ubatch, self.states.full_slot())
 
     def update(self) -> bool:
         """Nothing is ever pending: copies happen in the next graph."""
@@ -159,26 +159,26 @@ class RecurrentMemory:
 
     def seq_rm(self, seq_id: int | None, p0: int | None = None, p1: int | None = None) -> bool:
         """Remove a whole sequence, or as much of its end as snapshots allow; else False and nothing changed."""
-        return self.cells.seq_rm(seq_id, p0, p1)
+        return self.states.seq_rm(seq_id, p0, p1)
 
     def seq_cp(self, src: int, dst: int, p0: int | None = None, p1: int | None = None) -> None:
-        self.cells.seq_cp(src, dst, p0, p1)
+        self.states.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq_id: int) -> None:
-        self.cells.seq_keep(seq_id)
+        self.states.seq_keep(seq_id)
 
     def seq_add(self, seq_id: int, p0: int | None, p1: int | None, delta: int) -> None:
-        self.cells.seq_add(seq_id, p0, p1, delta)
+        self.states.seq_add(seq_id, p0, p1, delta)
 
     def seq_div(self, seq_id: int, p0: int | None, p1: int | None, d: int) -> None:
-        self.cells.seq_div(seq_id, p0, p1, d)
+        self.states.seq_div(seq_id, p0, p1, d)
 
     def seq_pos_min(self, seq_id: int) -> int | None:
         """Same as `seq_pos_max`: a state cannot go back."""
-        return self.cells.seq_pos_min(seq_id)
+        return self.states.seq_pos_min(seq_id)
 
     def seq_pos_max(self, seq_id: int) -> int | None:
-        return self.cells.seq_pos_max(seq_id)
+        return self.states.seq_pos_max(seq_id)
 
     def can_resume(self, seq_id: int, pos: int) -> tuple[bool, str]:
         """Whether decoding of the sequence may go on at `pos`, once `seq_rm` took back what follows, and why not."""
@@ -192,14 +192,14 @@ class RecurrentMemory:
 
     def _has_snapshot(self, seq_id: int, pos: int) -> bool:
         """Whether `seq_rm` can bring the sequence back to where `pos` was its last position."""
-        cells = self.cells
+        cells = self.states
         cell = int(cells.tail[seq_id])
         if cell < 0 or pos < 0 or cells.is_shared(cell):
             return False
         return bool((cells.rs_pos[cell, cells.rs_idx[cell] :] == pos).any())
 
     def clear(self, data: bool = True) -> None:
-        self.cells.clear()
+        self.states.clear()
         if data:
             for buffer in self.buffers:
                 buffer.clear(0)
@@ -228,9 +228,30 @@ class RecurrentMemory:
             for arena in arenas.values():
                 arena.close()
 
+    size_k_bytes = 0
+    size_v_bytes = 0
+
+    @property
+    def cells(self) -> CellsMap:
+        """The state cells as one stream, in read-only copies; a sequence's cell holds its last position."""
+        return cells_of_recurrent(self.states)
+
     def view(self) -> CellsView:
         """State cells as one stream: their sequences and positions."""
-        return view_recurrent(self.cells)
+        return view_recurrent(self.states)
+
+    def k(self, layer: int, dequantize: bool = True) -> npt.NDArray[Any]:
+        """There are no keys and no values.
+
+        Raises:
+            CacheError: always; `r(layer)` and `s(layer)` give what is stored.
+        """
+        raise CacheError(
+            f"layer {layer} is not in this cache: it holds recurrent states, no keys or values; see r(layer) and s(layer)",
+            layer=layer,
+        )
+
+    v = k
 
     def r(self, layer: int) -> npt.NDArray[np.float32]:
         """Copy of the rolling states (n_cells, n_embd_r), [n_embd_r, n_cells] in ggml's order."""
@@ -251,13 +272,13 @@ class RecurrentMemory:
         """One line a state cell: its sequences and position."""
         lines = []
         for i in range(self.spec.size):
-            ids = self.cells.seq_ids(i)
-            lines.append(f"{i:4d}  " + (f"pos {int(self.cells.pos[i])}  seq {ids}" if ids else "."))
+            ids = self.states.seq_ids(i)
+            lines.append(f"{i:4d}  " + (f"pos {int(self.states.pos[i])}  seq {ids}" if ids else "."))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         n = len(self.tensors)
-        return f"<RecurrentMemory: {self.cells.used} of {self.spec.size} states used, {n} layers, {self.size_s_bytes} bytes>"
+        return f"<RecurrentMemory: {self.states.used} of {self.spec.size} states used, {n} layers, {self.size_s_bytes} bytes>"
 
     def close(self) -> None:
         for buffer in self.buffers:

@@ -22,9 +22,8 @@ from pyggmlkv.memory.config import KVSpec
 from pyggmlkv.memory.defrag import DefragReport, merged
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.kv_step import KVStep
-from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.memory.site import Where, site_of
-from pyggmlkv.memory.view import CellsView
+from pyggmlkv.memory.view import CellsMap, CellsView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,7 +273,7 @@ class SlidingKVCache:
         return out
 
     @property
-    def cells(self) -> CellStreams:
+    def cells(self) -> CellsMap:
         """Cells of the full part; `swa.cells` are those of the sliding part."""
         return self.base.cells
 

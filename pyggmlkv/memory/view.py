@@ -5,15 +5,17 @@ Upstream: the older llama_kv_cache_view.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
 from pyggmlkv.memory.cells import Cells
-from pyggmlkv.memory.extents import single_ids
+from pyggmlkv.memory.extents import ids_of, single_ids
 from pyggmlkv.memory.recurrent_cells import RecurrentCells
 from pyggmlkv.memory.seq_ops import CellStreams
-from pyggmlkv.types import I32, I64
+from pyggmlkv.types import I32, I64, U64
 
 ROW = 64
 """Cells drawn in a row."""
@@ -38,6 +40,86 @@ class CellsView:
     pos: I32
     shift: I32
     seq_count: I64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamCells:
+    """The cells of one stream in read-only arrays (n_cells,).
+
+    `pos` is -1 where a cell is free; `shift` counts the positions that its key has yet to be turned by; `seq` is the
+    set of sequences (n_cells, n_words), bit s % 64 of word s // 64. `ext_x`, `ext_y` are the 2-D place of M-RoPE.
+    """
+
+    pos: I32
+    shift: I32
+    seq: U64
+    ext_x: I32 | None = None
+    ext_y: I32 | None = None
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+    @property
+    def n_used(self) -> int:
+        return int(np.count_nonzero(self.pos >= 0))
+
+    def seq_ids(self, cell: int) -> list[int]:
+        """Ids of the sequences that share a cell, ascending."""
+        return ids_of(self.seq[cell])
+
+
+class CellsMap(Sequence[StreamCells]):
+    """The cells of a memory: `cells[s]` is stream s; `pos`, `shift`, `seq` are all streams (n_stream, n_cells, ...).
+
+    A stream's arrays of an attention memory follow what happens to it; all others are copies.
+    """
+
+    __slots__ = ("_streams",)
+
+    def __init__(self, streams: tuple[StreamCells, ...]) -> None:
+        self._streams = streams
+
+    @overload
+    def __getitem__(self, index: int) -> StreamCells: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[StreamCells, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> StreamCells | tuple[StreamCells, ...]:
+        return self._streams[index]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def pos(self) -> I32:
+        return np.stack([s.pos for s in self._streams])
+
+    @property
+    def shift(self) -> I32:
+        return np.stack([s.shift for s in self._streams])
+
+    @property
+    def seq(self) -> U64:
+        return np.stack([s.seq for s in self._streams])
+
+    def __repr__(self) -> str:
+        return f"<CellsMap: {len(self)} stream(s) of {len(self[0])} cells, {sum(s.n_used for s in self)} used>"
+
+
+def cells_of(streams: CellStreams) -> CellsMap:
+    """The cells of an attention memory."""
+    return CellsMap(tuple(StreamCells(c.pos, c.shift, c.seq, c.ext_x, c.ext_y) for c in streams.cells))
+
+
+def cells_of_recurrent(states: RecurrentCells) -> CellsMap:
+    """State cells as one stream; nothing is ever shifted."""
+    seq = states.seq.copy()
+    pos = np.where(seq.any(axis=1), states.pos, -1).astype(np.int32)
+    shift = np.zeros_like(pos)
+    for array in (pos, shift, seq):
+        array.setflags(write=False)
+    return CellsMap((StreamCells(pos, shift, seq),))
 
 
 def view(streams: CellStreams) -> CellsView:

@@ -106,7 +106,7 @@ def _place_whole(part: LivePart, block: Part) -> Action:
     if isinstance(part, RecurrentMemory):
         assert isinstance(block, RecurrentBlock)
         saved = block.cells
-        part.cells.restore_all(saved.pos, saved.seq_flat, saved.seq_offset)
+        part.states.restore_all(saved.pos, saved.seq_flat, saved.seq_offset)
         return lambda: _write_recurrent(part, block, 0, zeroed=True)
     assert isinstance(block, KVBlock)
     part.streams.clear()
@@ -119,11 +119,11 @@ def _place_whole(part: LivePart, block: Part) -> Action:
 def _place_sequence(part: LivePart, block: Part, seq_id: int) -> tuple[Action, Action]:
     if isinstance(part, RecurrentMemory):
         assert isinstance(block, RecurrentBlock)
-        before = part.cells.snapshot()
+        before = part.states.snapshot()
         saved = block.cells
-        cell = part.cells.restore_seq(seq_id, int(saved.pos[0]) if len(saved) else None)
+        cell = part.states.restore_seq(seq_id, int(saved.pos[0]) if len(saved) else None)
         head = 0 if cell is None else cell
-        return (lambda: part.cells.restore(before)), (lambda: _write_recurrent(part, block, head))
+        return (lambda: part.states.restore(before)), (lambda: _write_recurrent(part, block, head))
     assert isinstance(block, KVBlock)
     return _place_kv_sequence(part, block, seq_id)
 

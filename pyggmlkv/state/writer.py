@@ -118,12 +118,12 @@ def id_lists(words: U64) -> tuple[I32, I32]:
 
 
 def _take_recurrent(memory: RecurrentMemory, seq_id: int | None, n_layer: int) -> RecurrentBlock:
-    cells, where = memory.cells.state_rows(seq_id)
+    cells, where = memory.states.state_rows(seq_id)
     rows = RowSet.of(where)
     layers = [memory.tensors[il] for il in sorted(memory.tensors)]
     r = tuple(_recurrent_rows(layer[0], rows) for layer in layers)
     s = tuple(_recurrent_rows(layer[1], rows) for layer in layers)
-    return RecurrentBlock(_recurrent_meta(memory.cells, cells, seq_id), n_layer, r, s)
+    return RecurrentBlock(_recurrent_meta(memory.states, cells, seq_id), n_layer, r, s)
 
 
 def _recurrent_rows(t: Tensor, rows: RowSet) -> TensorData:

@@ -49,8 +49,8 @@ def test_rows_positions_owners_and_pending_shifts_are_where_they_were(settings: 
         assert any(row[2] for row in before[0].values())
         report = cache.defrag()
         assert {il: stored(cache, il) for il in cache.storage.layers} == before
-        assert (cache.cells.cells[0].pos[: cache.view().used_cells] >= 0).all()
-        assert cache.cells.cells[0].used_max_p1 == cache.view().used_cells == 24
+        assert (cache.streams.cells[0].pos[: cache.view().used_cells] >= 0).all()
+        assert cache.streams.cells[0].used_max_p1 == cache.view().used_cells == 24
         assert report.done and report.n_cells == 8 and report.fragmentation_before == 0.25
         row = sum(layer.k.nb[1] + (0 if layer.v is None else layer.v.nb[1]) for layer in cache.storage.owners)
         assert report.bytes_moved == report.n_cells * row
@@ -61,7 +61,7 @@ def test_rows_positions_owners_and_pending_shifts_are_where_they_were(settings: 
 def test_rows_really_move() -> None:
     with KVCache(SPEC) as cache:
         holed(cache)
-        cells = cache.cells.cells[0]
+        cells = cache.streams.cells[0]
         last = int(np.flatnonzero(cells.pos >= 0)[-1])
         row, pos = cache.k(1, dequantize=False)[0, last].tobytes(), int(cells.pos[last])
         assert cache.defrag().n_moves > 0
@@ -89,7 +89,7 @@ def test_source_and_target_of_a_move_never_overlap() -> None:
         before = stored(cache, 1)
         report = cache.defrag()
         assert (report.n_moves, report.n_cells) == (1, 1)
-        assert cache.cells.cells[0].pos[:4].tolist() == [3, 1, 2, -1]
+        assert cache.streams.cells[0].pos[:4].tolist() == [3, 1, 2, -1]
         assert stored(cache, 1) == before
 
 
@@ -104,7 +104,7 @@ def test_every_stream_is_defragmented_and_waiting_copies_come_first() -> None:
         got = stored(cache, 0)
         for s, source in ((0, 0), (1, 1), (2, 1)):
             assert {p: row for (q, p), row in got.items() if q == s} == want[source]
-        assert [c.used_max_p1 for c in cache.cells.cells] == [9, 9, 9]
+        assert [c.used_max_p1 for c in cache.streams.cells] == [9, 9, 9]
         assert cache.streams.heads == [9, 9, 9]
         assert not cache.has_update
 
@@ -123,7 +123,7 @@ def test_a_limit_is_kept_and_further_updates_finish() -> None:
             assert stored(cache, 0) == before
             assert rounds < 10
         assert rounds == 2
-        assert cache.cells.cells[0].used_max_p1 == 16
+        assert cache.streams.cells[0].used_max_p1 == 16
 
 
 def test_graphs_hold_no_more_nodes_than_the_runner_takes() -> None:
@@ -134,7 +134,7 @@ def test_graphs_hold_no_more_nodes_than_the_runner_takes() -> None:
         report = cache.defrag()
         assert (
             report.done and report.n_moves == 8 and report.n_graphs == 2
-        )  # (64 - 4) // (4 tensors * 3 nodes) = 5
+        )  # (64 - 8) // (4 tensors * 3 nodes) = 4
         assert stored(cache, 1) == before
 
 
@@ -166,14 +166,14 @@ def test_a_threshold_defragments_by_itself(threshold: float | None) -> None:
         assert stored(cache, 1) == before
         assert rounds == (
             13 if threshold == 0.3 else 0
-        )  # 1048 single holes, (1024 - 4) // 12 = 85 moves a graph
-        assert cache.cells.cells[0].used_max_p1 == (2096 if rounds else 4096)
+        )  # 1048 single holes, (1024 - 8) // 12 = 84 moves a graph
+        assert cache.streams.cells[0].used_max_p1 == (2096 if rounds else 4096)
 
 
 def test_a_stopped_run_moves_no_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     with KVCache(SPEC) as cache:
         holed(cache)
-        before, pos = stored(cache, 0), cache.cells.cells[0].pos.copy()
+        before, pos = stored(cache, 0), cache.streams.cells[0].pos.copy()
 
         def stop(*_: object, **__: object) -> None:
             raise ComputeError("stopped")
@@ -182,7 +182,7 @@ def test_a_stopped_run_moves_no_cell(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(cache.runner.scheduler, "graph_compute", stop)
             with pytest.raises(ComputeError):
                 cache.defrag()
-        assert (cache.cells.cells[0].pos == pos).all()
+        assert (cache.streams.cells[0].pos == pos).all()
         assert stored(cache, 0) == before
         assert cache.defrag().done
         assert stored(cache, 0) == before
@@ -197,8 +197,8 @@ def test_both_parts_of_a_sliding_cache_are_defragmented() -> None:
         report = cache.defrag()
         assert report.done and report.n_cells > 5
         assert (stored(cache.base, 0), stored(cache.swa, 1)) == before
-        assert cache.base.view().used_cells == cache.base.cells.cells[0].used_max_p1
-        assert cache.swa.view().used_cells == cache.swa.cells.cells[0].used_max_p1
+        assert cache.base.view().used_cells == cache.base.streams.cells[0].used_max_p1
+        assert cache.swa.view().used_cells == cache.swa.streams.cells[0].used_max_p1
 
 
 def test_a_recurrent_memory_has_nothing_to_defragment() -> None:
@@ -254,5 +254,5 @@ def test_a_step_planned_before_a_threshold_defrag_is_planned_again(model: pyggml
         ctx.decode(Batch([5], seq_id=1))
         after = stored(ctx.memory, 0)
         assert {place: after[place] for place in before} == before
-        assert ctx.memory.cells.cells[0].used_max_p1 == 1001
+        assert ctx.memory.streams.cells[0].used_max_p1 == 1001
         assert not ctx.memory.has_update

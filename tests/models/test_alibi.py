@@ -89,7 +89,7 @@ def test_cells_out_of_order_change_nothing(models: Models, bloom: NumpyBloom, fl
         pair.memory("seq_rm", 1, None, None)
         check(pair, bloom, cache, TOKENS[12:18], 12)
         assert isinstance(pair.ours.memory, KVCache)
-        assert pair.ours.memory.cells.cells[0].pos[0] == 12, "the later tokens went to the freed cells"
+        assert pair.ours.memory.cells[0].pos[0] == 12, "the later tokens went to the freed cells"
         check(pair, bloom, cache, TOKENS[18:20], 18)
 
 

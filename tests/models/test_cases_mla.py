@@ -88,7 +88,7 @@ def test_only_the_rotary_slice_turns(model: pyggmlkv.Model, kind: str) -> None:
         before = [rows(ctx, il, 32) for il in range(3)]
         shift(ctx)
         assert cache(ctx).update()
-        held = cache(ctx).cells.cells[0].pos[:32]
+        held = cache(ctx).cells[0].pos[:32]
         assert held.tolist() == [0, 1, 2, 3, *[-1] * 8, *range(4, 24)]
         for il in range(3):
             after = rows(ctx, il, 32)

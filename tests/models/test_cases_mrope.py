@@ -145,7 +145,7 @@ def test_hybrid_memory_with_mrope_attention_refuses_shifts_in_both_parts() -> No
     )
     recr = RecurrentMemory(RecurrentSpec((1,), 8, 8))
     with HybridMemory(KVCache(spec), recr) as memory:
-        recr.cells.restore_all(np.array([5], np.int32), np.array([0], np.int32), np.array([0, 1], np.int32))
+        recr.states.restore_all(np.array([5], np.int32), np.array([0], np.int32), np.array([0, 1], np.int32))
         assert not memory.can_shift
         for verb in (memory.seq_add, memory.seq_div):
             with pytest.raises(ShiftError):
@@ -172,7 +172,7 @@ def test_draft_is_cut_by_position(tiny_model: TinyModels, recipe: str, accepted:
                     ctx.decode(Batch(draft[:accepted]))
                 assert kv(ctx).seq_pos_max(0) == last + accepted
                 ctx.decode(Batch([60]))
-                cells = kv(ctx).cells.cells[0]
+                cells = kv(ctx).cells[0]
                 out.append((ctx.logits.copy(), cells.pos.copy(), cells.n_used))
     np.testing.assert_array_equal(out[0][1], out[1][1])
     assert out[0][2] == out[1][2]
