@@ -111,8 +111,12 @@ class Runner:
         self._allocated = None
         self.scheduler.reset()
 
-    def compute(self, graph: ComputeGraph, *, batched: bool = True, stoppable: bool = True) -> None:
+    def compute(
+        self, graph: ComputeGraph, *, batched: bool = True, stoppable: bool = True, single: bool = False
+    ) -> None:
         """Run the allocated `graph` and wait; one that is not `stoppable` runs to its end, Ctrl-C comes after.
+
+        `single` takes one CPU thread: many small nodes cost more to share than to run.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the run was stopped, the process and the runner are as usable as before.
@@ -120,7 +124,7 @@ class Runner:
         """
         if self._allocated is not graph:
             raise BackendError("compute: this graph is not the allocated one; call alloc first")
-        n = self.threads.n_threads_batch if batched else self.threads.n_threads
+        n = 1 if single else self.threads.n_threads_batch if batched else self.threads.n_threads
         if n != self._n_threads:
             for backend in self._backends:
                 backend.set_n_threads(n)

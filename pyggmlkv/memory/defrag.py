@@ -57,8 +57,7 @@ def merged(reports: Iterable[DefragReport]) -> DefragReport:
 
 def moves_a_graph(storage: KVStorage, max_nodes: int) -> int:
     """Block moves that a graph of `max_nodes` nodes and leafs holds, at least one."""
-    n = _n_tensors(storage)
-    return max(1, (max_nodes - n) // (NODES_A_COPY * n)) if n else 1
+    return max(1, _copies_a_graph(storage, max_nodes) // max(1, _n_tensors(storage)))
 
 
 def defrag(
@@ -104,6 +103,12 @@ def fragmentation(streams: CellStreams, n_pad: int) -> float:
     )
 
 
+def _copies_a_graph(storage: KVStorage, max_nodes: int) -> int:
+    """Copies of one tensor's block that a graph holds; room for the cache's own tensors and their views is left."""
+    own = _n_tensors(storage) * (1 + storage.spec.n_stream)
+    return max(1, (max_nodes - min(own, max_nodes // 2)) // NODES_A_COPY)
+
+
 def _n_tensors(storage: KVStorage) -> int:
     return sum(1 if layer.v is None else 2 for layer in storage.owners)
 
@@ -124,17 +129,19 @@ def _copy_rows(storage: KVStorage, runner: Runner, stream: int, plan: DefragPlan
     tensors = [(layer.k, False) for layer in storage.owners]
     tensors += [(layer.v, storage.spec.v_trans) for layer in storage.owners if layer.v is not None]
     copies = [(t, trans, block) for block in plan.blocks for t, trans in tensors]
-    most = max(1, (runner.max_nodes - len(tensors)) // NODES_A_COPY)
+    most = _copies_a_graph(storage, runner.max_nodes)
+    own = len(tensors) * (1 + storage.spec.n_stream)
     for i in range(0, len(copies), most):
         now = copies[i : i + most]
-        with TensorArena(NODES_A_COPY * len(now), graph_nodes=NODES_A_COPY * len(now) + len(tensors)) as ctx:
-            graph = ComputeGraph(ctx, NODES_A_COPY * len(now) + len(tensors))
+        size = NODES_A_COPY * len(now) + own
+        with TensorArena(size, graph_nodes=size) as ctx:
+            graph = ComputeGraph(ctx, size)
             for t, trans, (src, dst, n) in now:
                 views = [_view(ctx, t, trans, (stream, cell, n)) for cell in (src, dst)]
                 graph.build_forward_expand(ops.cpy(ctx, *views))
             runner.alloc(graph)
             try:
-                runner.compute(graph)
+                runner.compute(graph, single=True)
             finally:
                 runner.forget()
     row = sum(t.nb[1] for t, _ in tensors)
