@@ -60,6 +60,8 @@ def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
     l_cache = kv.u32(keys.SHORTCONV_L_CACHE)
     if l_cache < 2:
         kv.refuse(keys.SHORTCONV_L_CACHE, "a convolution over 2 tokens or more", str(l_cache))
+    if not hp.causal_attn and l_cache % 2 == 0:
+        kv.refuse(keys.SHORTCONV_L_CACHE, "an odd window, as attention is not causal", str(l_cache))
     is_recr = tuple(n == 0 for n in hp.n_head_kv_arr)
     n_swa = kv.u32(keys.ATTENTION_SLIDING_WINDOW, 0)
     return dataclasses.replace(

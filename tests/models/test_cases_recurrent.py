@@ -12,11 +12,13 @@ import pytest
 
 import pyggmlkv
 from pyggmlkv import Batch
-from pyggmlkv.errors import BatchError, SequenceError
+from pyggmlkv.errors import BatchError, GGUFKeyError, SequenceError
 from pyggmlkv.memory.hybrid import HybridMemory
 from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.types import FlashAttn
 from tests.oracle.libllama import Library
 from tests.oracle.tiny_models import TinyModel
+from tests.oracle.tiny_recipes import Value
 from tests.side_by_side import Models, Pair, Setup
 
 TinyModels = Callable[[str | TinyModel], Path]
@@ -218,6 +220,27 @@ def test_moving_a_whole_hybrid_sequence_is_equal_to_the_reference(
                 pair.greedy(4, 3)
                 pair.compare_positions(1)
                 assert pair.comparison.bits_equal, pair.comparison.first_difference
+
+
+@pytest.mark.parametrize("flash_attn", ["off", "on"])
+@pytest.mark.parametrize("l_cache", [3, 5])
+def test_convolutions_to_both_sides_are_equal_to_the_reference(
+    reference: Library, tiny_model: TinyModels, l_cache: int, flash_attn: FlashAttn
+) -> None:
+    keys: dict[str, Value] = {"attention.causal": False, "shortconv.l_cache": l_cache}
+    with (
+        Models(reference, tiny_model(TinyModel("lfm2", keys=keys))) as models,
+        Pair(models, Setup(flash_attn=flash_attn)) as pair,
+    ):
+        pair.decode(TOKENS[:20])
+        pair.decode(TOKENS[20:25])
+        assert pair.comparison.bits_equal, pair.comparison.first_difference
+
+
+def test_even_convolutions_to_both_sides_are_refused(tiny_model: TinyModels) -> None:
+    keys: dict[str, Value] = {"attention.causal": False, "shortconv.l_cache": 4}
+    with pytest.raises(GGUFKeyError, match="odd window"):
+        pyggmlkv.Model.load(tiny_model(TinyModel("lfm2", keys=keys)))
 
 
 # Case 17
