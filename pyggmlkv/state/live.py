@@ -15,6 +15,7 @@ from pyggmlkv.memory.create import MemoryObject
 from pyggmlkv.memory.hybrid import HybridMemory
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.memory.shared import SharedKVCache
 from pyggmlkv.memory.sliding import SlidingKVCache
 from pyggmlkv.memory.storage import LayerStorage
 from pyggmlkv.state.blocks import (
@@ -61,14 +62,18 @@ class Live:
 
 
 def _parts(memory: MemoryObject | None) -> tuple[tuple[LivePart, bool], ...]:
-    if memory is None:
+    if memory is None or isinstance(memory, SharedKVCache):  # what is borrowed is saved where it belongs
         return ()
     if isinstance(memory, SlidingKVCache):
-        return (memory.base, False), (memory.swa, True)
+        return tuple((part, flag) for part, flag in ((memory.base, False), (memory.swa, True)) if _owns(part))
     if isinstance(memory, HybridMemory):
         attn = ((memory.attn, False),) if isinstance(memory.attn, KVCache) else _parts(memory.attn)
         return (*attn, (memory.recr, True))
     return ((memory, True),)
+
+
+def _owns(part: KVCache) -> bool:
+    return not isinstance(part, SharedKVCache)
 
 
 def _spec(part: LivePart, in_partial: bool, n_layer: int) -> PartSpec:
