@@ -1,4 +1,5 @@
-"""The C boundary: nothing outside this package touches `ffi` or `lib`, and nothing in here knows models or caches.
+"""The C boundary: nothing outside this package touches `ffi` or `lib`, and nothing in here knows models or
+caches.
 
 Names load on first use, so that the pure modules of this package import without a C library.
 Upstream: ggml.h, ggml-alloc.h, ggml-backend.h, ggml-cpu.h, gguf.h.

@@ -1,4 +1,5 @@
-"""The arena that holds tensor headers and graphs: a ggml_context whose room is counted before ggml would abort.
+"""The arena that holds tensor headers and graphs: a ggml_context whose room is counted before ggml would
+abort.
 
 Remembers which other arenas and buffers its graphs read, so that a run can refuse what was closed meanwhile.
 Upstream: ggml.c, ggml_init, ggml_new_object.
@@ -36,8 +37,8 @@ def address(pointer: Any) -> int:
 class TensorArena(Owner):
     """Memory for the headers of up to `n_tensors` tensors, and for graphs of `graph_nodes` nodes.
 
-    Tensors get no data memory (a Buffer or a Scheduler gives it) unless `data_bytes` is set; then they lie in the
-    arena itself, host memory, and ops allocate their results there. Upstream: ggml.c, ggml_init.
+    Tensors get no data memory (a Buffer or a Scheduler gives it) unless `data_bytes` is set; then they lie in
+    the arena itself, host memory, and ops allocate their results there. Upstream: ggml.c, ggml_init.
 
     Raises: ShapeError for negative sizes; ArenaFullError if that much memory cannot be reserved.
     """
@@ -45,8 +46,8 @@ class TensorArena(Owner):
     def __init__(self, n_tensors: int, *, graph_nodes: int = 0, data_bytes: int = 0) -> None:
         if n_tensors < 0 or graph_nodes < 0 or data_bytes < 0:
             raise ShapeError(
-                f"TensorArena: sizes must not be negative, got n_tensors={n_tensors}, graph_nodes={graph_nodes}, "
-                f"data_bytes={data_bytes}"
+                f"TensorArena: sizes must not be negative, got n_tensors={n_tensors}, "
+                f"graph_nodes={graph_nodes}, data_bytes={data_bytes}"
             )
         graph_bytes = (
             int(lib.ggml_graph_overhead_custom(graph_nodes, False))
@@ -90,7 +91,7 @@ class TensorArena(Owner):
             return ClosedError("TensorArena was never opened") if resource is None else resource.error()
         return ClosedError("this tensor's arena was reset; make the tensor again")
 
-    # -- tensors -----------------------------------------------------------------------------------------------
+    # -- tensors --
 
     @property
     def n_tensors(self) -> int:
@@ -151,7 +152,9 @@ class TensorArena(Owner):
         resource = self._checked_resource()
         resource._refuse_if_busy()
         if resource.n_views:
-            raise BindingError(f"reset: {resource.n_views} NumPy views show data of this arena; drop them first")
+            raise BindingError(
+                f"reset: {resource.n_views} NumPy views show data of this arena; drop them first"
+            )
         for child in reversed(list(resource._children.values())):
             child.close()
         lib.ggml_reset(resource.pointer)
@@ -159,7 +162,7 @@ class TensorArena(Owner):
         self._live = resource.live = [True]
         self._fresh()
 
-    # -- used by the ops ---------------------------------------------------------------------------------------
+    # -- used by the ops --
 
     def _made(self, pointer: Any) -> Tensor:
         """Account for one new header and wrap it."""
@@ -175,8 +178,8 @@ class TensorArena(Owner):
     def _full(self, needed: int) -> ArenaFullError:
         total = self._capacity[0]
         return ArenaFullError(
-            f"this arena holds {total} tensors and has room for {self._room} more, {needed} needed; make it with a "
-            "larger n_tensors",
+            f"this arena holds {total} tensors and has room for {self._room} more, {needed} needed; "
+            "make it with a larger n_tensors",
             n_tensors=total,
             needed=needed,
         )
@@ -197,8 +200,8 @@ class TensorArena(Owner):
                         self._last = current  # it stays without memory
                         room, total = self._data_room, self._capacity[2]
                         raise ArenaFullError(
-                            f"this arena has {room} of {total} data bytes left, {n_bytes} needed; make it with a "
-                            "larger data_bytes",
+                            f"this arena has {room} of {total} data bytes left, {n_bytes} needed; "
+                            "make it with a larger data_bytes",
                             needed=n_bytes,
                         )
                     self._data_room -= n_bytes
@@ -242,7 +245,7 @@ class TensorArena(Owner):
             if buffer.closed:
                 raise ClosedError("a graph reads tensors whose Buffer was closed")
 
-    # -- pointer to object -------------------------------------------------------------------------------------
+    # -- pointer to object --
 
     def _owner_of(self, where: int, seen: set[int]) -> TensorArena | None:
         if self._base <= where < self._end:

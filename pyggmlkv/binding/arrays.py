@@ -1,8 +1,9 @@
-"""Tensor data in and out as NumPy arrays: a view where the host can see the memory, a copy through the backend else.
+"""Tensor data in and out as NumPy arrays: a view where the host can see the memory, a copy through the
+backend else.
 
-A tensor's host pointer is followed only if its buffer is host memory. A view keeps the memory alive: an owner that is
-closed while views exist is unusable at once, its memory goes when the last view dies.
-Upstream: ggml-backend.h, ggml_backend_tensor_get / _set; ggml.c, ggml_nbytes.
+A tensor's host pointer is followed only if its buffer is host memory. A view keeps the memory alive: an owner
+that is closed while views exist is unusable at once, its memory goes when the last view dies. Upstream:
+ggml-backend.h, ggml_backend_tensor_get / _set; ggml.c, ggml_nbytes.
 """
 
 from __future__ import annotations

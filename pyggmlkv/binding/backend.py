@@ -1,7 +1,7 @@
 """Backends: streams of work on a device, with their threads and the callback that stops them.
 
-What a backend can do beyond the common interface is asked of its registry by name, so that statically linked and
-loaded modules are one case. Upstream: ggml-backend.h, ggml_backend; ggml-cpu.h, ggml_threadpool.
+What a backend can do beyond the common interface is asked of its registry by name, so that statically linked
+and loaded modules are one case. Upstream: ggml-backend.h, ggml_backend; ggml-cpu.h, ggml_threadpool.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class Backend(Owner):
         return proc_address(lib.ggml_backend_dev_backend_reg(self.device._p), name, c_type)
 
     def set_n_threads(self, n_threads: int) -> None:
-        """Number of threads of a run; a device without threads ignores it. Raises: BindingError unless positive."""
+        """Number of threads of a run; a device without threads ignores it. Raises: BindingError unless
+        positive.
+        """
         limit = int(lib.GGML_MAX_N_THREADS)
         if not 1 <= n_threads <= limit:
             raise BindingError(f"n_threads must be 1 to {limit}, got {n_threads}", n_threads=n_threads)
@@ -138,7 +140,9 @@ class Backend(Owner):
             function(pointer, n_threads)
 
     def set_threadpool(self, pool: ThreadPool | None) -> None:
-        """Run on the threads of `pool`; closing the pool detaches it. Raises: BindingError if it cannot have one."""
+        """Run on the threads of `pool`; closing the pool detaches it. Raises: BindingError if it cannot have
+        one.
+        """
         pointer = self._pointer
         function = self._function(
             "ggml_backend_cpu_set_threadpool", "void (*)(ggml_backend_t, ggml_threadpool_t)"
@@ -158,7 +162,8 @@ class Backend(Owner):
             )
 
     def set_abort_callback(self, function: Callable[[], bool] | None, *, interval_ms: float = 20.0) -> bool:
-        """Ask `function` during a run, at most once in `interval_ms`; a true answer stops the run (ComputeError).
+        """Ask `function` during a run, at most once in `interval_ms`; a true answer stops the run
+        (ComputeError).
 
         What it raises is raised once C has returned. Returns False if this backend cannot be stopped.
         """

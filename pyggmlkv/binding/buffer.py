@@ -114,7 +114,9 @@ class BufferType:
         return buffer
 
     def _of_empty_tensors(self, arena: TensorArena) -> Buffer:
-        """ggml allocates nothing for tensors without elements; give them a place so that they count as allocated."""
+        """ggml allocates nothing for tensors without elements; give them a place so that they count as
+        allocated.
+        """
         unplaced = [t for t in arena.tensors() if t._p.data == ffi.NULL and t._p.view_src == ffi.NULL]
         if not unplaced:
             raise BindingError("this arena has no tensor without memory")
@@ -135,7 +137,9 @@ def _forget(tensors: list[Tensor]) -> None:
 
 
 class Buffer(Owner):
-    """Memory that tensors lie in. Closing it makes their `numpy()` and every graph that reads them raise ClosedError."""
+    """Memory that tensors lie in. Closing it makes their `numpy()` and every graph that reads them raise
+    ClosedError.
+    """
 
     def __init__(self, pointer: Any, *, readonly: bool = False, keep: object = None) -> None:
         self._own(pointer, lib.ggml_backend_buffer_free, keep=keep)
@@ -148,7 +152,8 @@ class Buffer(Owner):
     def from_host_memory(cls, device: Device, memory: Any, max_tensor_size: int) -> Buffer:
         """A buffer over existing memory (an mmap, an array), without a copy; it keeps `memory` alive.
 
-        Raises: BindingError if the device cannot do that or the memory is not aligned for it; DeviceMemoryError.
+        Raises: BindingError if the device cannot do that or the memory is not aligned for it;
+        DeviceMemoryError.
         """
         if not device.caps.buffer_from_host_ptr:
             raise BindingError(f"device {device.name} cannot use host memory in place", device=device.name)
@@ -214,7 +219,8 @@ class Buffer(Owner):
     def place(self, tensor: Tensor, offset: int) -> None:
         """Let `tensor` lie at `offset` bytes; a view takes its source's place and ignores `offset`.
 
-        Raises: BindingError if it has memory already or the place is misaligned; ShapeError if it does not fit.
+        Raises: BindingError if it has memory already or the place is misaligned; ShapeError if it does not
+        fit.
         """
         pointer, t = self._pointer, tensor._pointer
         if t.data != ffi.NULL or t.buffer != ffi.NULL:

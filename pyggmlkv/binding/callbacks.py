@@ -1,7 +1,7 @@
 """Calls from C into Python: stopping a run, watching its nodes, and ggml's log.
 
-C comes in through the extension's gates, which answer without the GIL where they can. What Python raises waits until
-C has returned. ggml logs from any thread, in pieces; pieces are joined to lines per thread.
+C comes in through the extension's gates, which answer without the GIL where they can. What Python raises
+waits until C has returned. ggml logs from any thread, in pieces; pieces are joined to lines per thread.
 Upstream: ggml.h, ggml_abort_callback, ggml_log_set; ggml-backend.h, ggml_backend_sched_eval_callback.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+from _thread import interrupt_main
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,9 @@ class StoredError:
 
 
 class AbortGate:
-    """Stops a run: at once with `stop()`, from any thread; or when `function`, asked once in `interval_ms`, says so."""
+    """Stops a run: at once with `stop()`, from any thread; or when `function`, asked once in `interval_ms`,
+    says so.
+    """
 
     __slots__ = ("__weakref__", "_function", "_handle", "_stored", "function", "state")
 
@@ -87,7 +90,8 @@ class AbortGate:
 class EvalWatch:
     """Shows nodes to a Python function while a Scheduler runs: `function(tensor, ask) -> bool`.
 
-    With `ask` the answer says whether the node is wanted; without, its data is there, and False stops the run.
+    With `ask` the answer says whether the node is wanted; without, its data is there, and False stops the
+    run.
     """
 
     __slots__ = ("_function", "_stored", "arena", "handle", "stopped")
@@ -186,7 +190,13 @@ def _flush() -> None:
             ggml_logger.log(_pieces.level, "%s", line.rstrip())
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+def _later(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
+    """Nobody waits for a log line: Ctrl-C that arrives in one is raised at the next chance, the rest is dropped."""
+    if issubclass(kind, KeyboardInterrupt):
+        interrupt_main()
+
+
+@ffi.def_extern(onerror=_later)  # type: ignore[untyped-decorator]
 def pyggmlkv_log(level: int, text: Any, user_data: Any) -> None:
     try:
         _receive(level, ffi.string(text).decode("utf-8", "replace"))

@@ -1,4 +1,5 @@
-"""A compute graph: nodes in the order they run. Its memory is the arena's; room is checked before ggml would abort.
+"""A compute graph: nodes in the order they run. Its memory is the arena's; room is checked before ggml would
+abort.
 
 Does not know where it will run. Upstream: ggml.h, ggml_cgraph, ggml_build_forward_expand.
 """
@@ -17,7 +18,8 @@ _DEEP = 16384  # graphs beyond this many tensors are expanded node by node: upst
 
 
 class ComputeGraph:
-    """A graph with room for `size` nodes and as many leafs, in arena `ctx`; it lives and dies with the arena's tensors.
+    """A graph with room for `size` nodes and as many leafs, in arena `ctx`; it lives and dies with the
+    arena's tensors.
 
     Raises: ShapeError; ArenaFullError if the arena was made with too few `graph_nodes`.
     """
@@ -33,7 +35,7 @@ class ComputeGraph:
             slots = -(-(needed - ctx._graph_room) // TENSOR_OVERHEAD)
             if slots > ctx._room:
                 raise ArenaFullError(
-                    f"a graph of {size} nodes needs {needed} bytes, this arena keeps {ctx._graph_room} for graphs; "
+                    f"a graph of {size} nodes needs {needed} bytes, this arena keeps {ctx._graph_room}; "
                     f"make it with graph_nodes={size}",
                     needed=needed,
                 )
@@ -73,7 +75,8 @@ class ComputeGraph:
     def build_forward_select(self, tensors: Sequence[Tensor], index: int) -> Tensor:
         """Add all of `tensors`, of which only number `index` is computed; returns that one.
 
-        For graphs of constant topology that compute different things. Raises: as `build_forward_expand`; ShapeError.
+        For graphs of constant topology that compute different things. Raises: as `build_forward_expand`;
+        ShapeError.
         """
         if not 0 <= index < len(tensors):
             raise ShapeError(f"build_forward_select: index {index} of {len(tensors)} tensors", index=index)
@@ -128,8 +131,8 @@ class ComputeGraph:
             stack.extend((s, False) for s in reversed(list(current.src)) if s != ffi.NULL)
         if len(known) > self.size or len(leafs) > self.size:
             raise ArenaFullError(
-                f"this graph has room for {self.size} nodes and as many leafs; {len(known)} nodes and {len(leafs)} "
-                "leafs are needed: make it larger",
+                f"this graph has room for {self.size} nodes and as many leafs; {len(known)} nodes and "
+                f"{len(leafs)} leafs are needed: make it larger",
                 size=self.size,
                 nodes=len(known),
                 leafs=len(leafs),

@@ -127,9 +127,11 @@ def _has_quantize_chunk(info: DTypeInfo) -> bool:
 def quantize(
     dtype: str, array: npt.NDArray[np.float32], imatrix: npt.NDArray[np.float32] | None = None
 ) -> bytes:
-    """`array` (..., n_per_row) as bytes of `dtype`, by `ggml_quantize_chunk`; `imatrix` (n_per_row,) weighs columns.
+    """`array` (..., n_per_row) as bytes of `dtype`, by `ggml_quantize_chunk`; `imatrix` (n_per_row,) weighs
+    columns.
 
-    Raises: DTypeError for a type without a quantiser or a missing importance matrix; ShapeError for partial blocks.
+    Raises: DTypeError for a type without a quantiser or a missing importance matrix; ShapeError for partial
+    blocks.
     """
     info = dtype_info(dtype)
     source = np.ascontiguousarray(array, dtype=np.float32)

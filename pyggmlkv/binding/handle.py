@@ -1,8 +1,8 @@
 """One owner for every C object: close in the right order, once, whatever the garbage collector does.
 
-`Resource` is the record of a C object (how to free it, what depends on it); `Owner` is the Python object a user holds.
-A resource knows its dependent resources, never the Python objects, so a parent can free its children first even when
-the collector finalises a cycle in the wrong order. Knows nothing of ggml.
+`Resource` is the record of a C object (how to free it, what depends on it); `Owner` is the Python object a
+user holds. A resource knows its dependent resources, never the Python objects, so a parent can free its
+children first even when the collector finalises a cycle in the wrong order. Knows nothing of ggml.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Resource:
         """Raises: ForkedError in a child that was forked after its parent had run graphs."""
         if cls._threads_lost:
             raise ForkedError(
-                "this process was forked after its parent had run graphs; worker threads did not survive the fork. "
+                "this process was forked after its parent had run graphs; worker threads do not survive a fork. "
                 "Start the child with multiprocessing's 'spawn' method instead"
             )
 
@@ -163,7 +163,7 @@ class Resource:
 
     @classmethod
     def _at_exit(cls) -> None:
-        # Children first, as always; memory that a NumPy view still shows, or that C is using, is left to the system.
+        # Children first, as always. Memory that a NumPy view shows, or that C is using, is left to the system.
         for resource in list(cls._open):
             if resource._state == "open" and not resource._parents and not resource.busy:
                 try:

@@ -1,7 +1,7 @@
 """Runs graphs over several backends: ggml's own scheduler, with everything it would assert on checked before.
 
-A graph is looked through once (every op supported somewhere, every buffer usable), then running it again costs a few
-dictionary reads. Upstream: ggml-backend.cpp, ggml_backend_sched.
+A graph is looked through once (every op supported somewhere, every buffer usable), then running it again
+costs a few dictionary reads. Upstream: ggml-backend.cpp, ggml_backend_sched.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS, private to ggml-backend.cpp
 
 
 class Scheduler(Owner):
-    """Splits graphs over `backends` (earlier ones preferred, the last is the CPU) and gives them compute memory.
+    """Splits graphs over `backends` (earlier ones preferred, the last is the CPU) and gives them compute
+    memory.
 
-    `graph_size` bounds nodes and leafs together. `buffer_types` gives each backend's compute memory (its default).
-    Raises: BackendError for a list ggml would refuse.
+    `graph_size` bounds nodes and leafs together. `buffer_types` gives each backend's compute memory
+    (its default). Raises: BackendError for a list ggml would refuse.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Scheduler(Owner):
         self._allocation: list[bool] = []
         self._watch: EvalWatch | None = None
 
-    # -- memory ------------------------------------------------------------------------------------------------
+    # -- memory --
 
     def reserve(self, graph: ComputeGraph) -> None:
-        """Allocate compute memory for a worst-case graph, which is not kept. Every earlier graph loses its memory.
+        """Allocate compute memory for a worst-case graph, which is not kept. Every earlier graph loses its
+        memory.
 
         Raises: UnsupportedOpError, BindingError, DeviceMemoryError.
         """
@@ -79,7 +81,8 @@ class Scheduler(Owner):
     def split_graph(self, graph: ComputeGraph) -> None:
         """Assign each node of `graph` to a backend without giving it memory: `tensor_backend` then tells.
 
-        Raises: BindingError if a graph is allocated; UnsupportedOpError. Upstream: ggml_backend_sched_split_graph.
+        Raises: BindingError if a graph is allocated; UnsupportedOpError. Upstream:
+        ggml_backend_sched_split_graph.
         """
         resource, pointer = self._ready(graph)
         if self._graph is not None:
@@ -130,13 +133,13 @@ class Scheduler(Owner):
             lib.ggml_backend_sched_get_buffer_type(self._pointer, self._checked_backend(backend))
         )
 
-    # -- runs --------------------------------------------------------------------------------------------------
+    # -- runs --
 
     def graph_compute(self, graph: ComputeGraph) -> None:
         """Run `graph` and wait; it is allocated if none is.
 
-        Raises: ComputeError (`facts["aborted"]` if a callback stopped it), what a callback raised, BindingError if
-        the scheduler holds another graph.
+        Raises: ComputeError (`facts["aborted"]` if a callback stopped it), what a callback raised,
+        BindingError if the scheduler holds another graph.
         """
         self._compute(graph, lib.ggml_backend_sched_graph_compute)
 
@@ -178,8 +181,10 @@ class Scheduler(Owner):
         lib.ggml_backend_sched_synchronize(self._pointer)
 
     def set_eval_callback(self, function: Callable[[Tensor, bool], bool] | None) -> None:
-        """Show nodes while they are computed: `function(tensor, ask)`. Asked first (`ask`), a wanted node is shown
-        once its data is there; False then stops the run. What it raises is raised after C has returned."""
+        """Show nodes while they are computed: `function(tensor, ask)`. Asked first (`ask`), a wanted node is
+        shown once its data is there; False then stops the run. What it raises is raised after C has
+        returned.
+        """
         resource = self._checked_resource()
         resource._refuse_if_busy()
         self._watch = None if function is None else EvalWatch(function)
@@ -189,7 +194,7 @@ class Scheduler(Owner):
         else:
             lib.ggml_backend_sched_set_eval_callback(resource.pointer, lib.pyggmlkv_eval, self._watch.handle)
 
-    # -- placement ---------------------------------------------------------------------------------------------
+    # -- placement --
 
     @property
     def n_splits(self) -> int:
@@ -210,7 +215,9 @@ class Scheduler(Owner):
         return None
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
-        """Assign `tensor` before the graph is allocated. Raises: UnsupportedOpError if `backend` cannot run it."""
+        """Assign `tensor` before the graph is allocated. Raises: UnsupportedOpError if `backend` cannot run
+        it.
+        """
         pointer, target = self._pointer, self._checked_backend(backend)
         if self._graph is not None:
             raise BindingError("set_tensor_backend: a graph is allocated; reset() first")
@@ -225,7 +232,7 @@ class Scheduler(Owner):
             raise BindingError(f"{backend!r} is not one of this scheduler's backends")
         return backend._pointer
 
-    # -- checks ------------------------------------------------------------------------------------------------
+    # -- checks --
 
     def _ready(self, graph: ComputeGraph) -> tuple[Resource, Any]:
         """Everything ggml would assert on for this graph. Raises: BindingError, UnsupportedOpError."""

@@ -1,4 +1,5 @@
-"""A tensor: a light Python object over `struct ggml_tensor`, with shape, type, name, memory and NumPy in and out.
+"""A tensor: a light Python object over `struct ggml_tensor`, with shape, type, name, memory and NumPy in and
+out.
 
 It shares its arena's `live` token, which is emptied on reset and close, so no freed header is ever read.
 Does not know how its memory was allocated. Upstream: ggml.h, ggml_tensor.
@@ -171,26 +172,32 @@ class Tensor:
         return self.arena if source == ffi.NULL else self.arena._find(source)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Zero-copy view, `shape` and strides reversed; bf16 shows as uint16. Closing the owner waits for the view.
+        """Zero-copy view, `shape` and strides reversed; bf16 shows as uint16. Closing the owner waits for the
+        view.
 
-        Raises: BindingError if the memory is not the host's; DTypeError for quantised types; ClosedError if it is gone.
+        Raises: BindingError if the memory is not the host's; DTypeError for quantised types; ClosedError if
+        it is gone.
         """
         return arrays.view(self)
 
     def to_numpy(self, dequantize: bool = True) -> npt.NDArray[Any]:
-        """Copy from any backend. Quantised types and bf16 become float32, or raw bytes (uint16) without `dequantize`."""
+        """Copy from any backend. Quantised types and bf16 become float32, or raw bytes (uint16) without
+        `dequantize`.
+        """
         return arrays.read(self, dequantize)
 
     def set(self, array: npt.ArrayLike) -> None:
-        """Copy `array` in, on any backend: same shape (leading 1s aside); floats convert among floats and quantised
-        types, bf16 takes uint16 as raw bits, integers must match.
+        """Copy `array` in, on any backend: same shape (leading 1s aside); floats convert among floats and
+        quantised types, bf16 takes uint16 as raw bits, integers must match.
 
         Raises: ShapeError, DTypeError; BindingError if unallocated or read-only.
         """
         arrays.write(self, array)
 
     def copy_from(self, source: Tensor) -> None:
-        """Copy the data of `source`, which may lie on another backend. Raises: ShapeError unless layouts are equal."""
+        """Copy the data of `source`, which may lie on another backend. Raises: ShapeError unless layouts are
+        equal.
+        """
         arrays.copy(self, source)
 
     def get_bytes(self, offset: int = 0, n: int | None = None) -> bytes:

@@ -46,7 +46,9 @@ def tensor_of(arena: TensorArena, array: Any) -> Tensor:
 
 
 class Evaluate:
-    """Builds `build(arena, *inputs)`, runs it, gives the result (and whatever else was asked for) as arrays."""
+    """Builds `build(arena, *inputs)`, runs it, gives the result (and whatever else was asked for) as
+    arrays.
+    """
 
     def __init__(self, arena: TensorArena, backend: Backend) -> None:
         self.arena = arena

@@ -15,7 +15,7 @@ DIMS = [(10,), (2, 3), (2, 3, 4), (2, 3, 4, 5)]
 TYPES = [("i32", np.int32), ("f32", np.float32), ("f16", np.float16)]
 
 
-# -- upstream: examples/python/test_tensor.py ----------------------------------------------------------------------
+# -- upstream: examples/python/test_tensor.py --
 
 
 @pytest.mark.parametrize("ne", DIMS, ids=lambda ne: f"{len(ne)}d")
@@ -115,7 +115,7 @@ def test_quantised_add_in_a_graph(evaluate: Evaluate) -> None:
     assert 0 < difference < 5  # upstream's example expects more than 4, of an older quantiser
 
 
-# -- views ---------------------------------------------------------------------------------------------------------
+# -- views --
 
 
 def test_a_view_shows_and_changes_the_tensor(ctx: TensorArena) -> None:
@@ -160,7 +160,7 @@ def test_leading_ones_of_an_array_do_not_matter(ctx: TensorArena) -> None:
     assert one.numpy()[0] == 2
 
 
-# -- types ---------------------------------------------------------------------------------------------------------
+# -- types --
 
 
 @pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64", "f64"])
@@ -241,7 +241,7 @@ def test_type_names_are_understood_in_any_case() -> None:
     assert dtypes.row_size("f16", 10) == 20
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------
+# -- bytes --
 
 
 def test_bytes_are_checked_against_the_tensor(ctx: TensorArena) -> None:
@@ -277,7 +277,7 @@ def test_quantised_tensors_cannot_be_viewed(ctx: TensorArena) -> None:
         ctx.new_tensor("q8_0", 32).numpy()
 
 
-# -- lifetimes -----------------------------------------------------------------------------------------------------
+# -- lifetimes --
 
 
 def test_a_view_keeps_the_memory_of_a_closed_owner() -> None:

@@ -1,4 +1,6 @@
-"""Devices, backends and the scheduler: what runs, what is refused before ggml would abort, what callbacks do."""
+"""Devices, backends and the scheduler: what runs, what is refused before ggml would abort, what callbacks
+do.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +219,7 @@ def test_backend_refuses_tensors_without_memory(cpu: Backend, small: Small) -> N
         cpu.graph_compute(small.graph)
 
 
-# -- threads -------------------------------------------------------------------------------------------------------
+# -- threads --
 
 
 def test_results_do_not_depend_on_the_thread_pool(cpu: Backend) -> None:
@@ -275,7 +277,7 @@ def test_a_scheduler_is_used_by_one_thread_at_a_time(small: Small) -> None:
     worker.join()
 
 
-# -- callbacks -----------------------------------------------------------------------------------------------------
+# -- callbacks --
 
 
 def test_an_abort_callback_stops_a_run_and_the_next_run_works(cpu: Backend, small: Small) -> None:

@@ -1,7 +1,7 @@
 """One function for each ggml op: ggml's name without `ggml_`, ggml's argument order, the arena first.
 
-Options are lower-case names. Types, shapes and strides are checked before ggml would abort; the result is a new
-node of the arena. Upstream: ggml.h.
+Options are lower-case names. Types, shapes and strides are checked before ggml would abort; the result is
+a new node of the arena. Upstream: ggml.h.
 """
 
 # ruff: noqa: I001  (one line for many names)

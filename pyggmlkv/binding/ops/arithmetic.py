@@ -1,7 +1,7 @@
 """Element by element: sums, products, scaling, and writing one tensor into a part of another.
 
-`b` is repeated to the shape of `a`; the result has the shape and type of `a`. An `_inplace` op writes into the memory
-of `a`. Upstream: ggml.c, ggml_add ... ggml_set_2d, ggml_clamp.
+`b` is repeated to the shape of `a`; the result has the shape and type of `a`. An `_inplace` op writes into
+the memory of `a`. Upstream: ggml.c, ggml_add ... ggml_set_2d, ggml_clamp.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def add_cast(ctx: TensorArena, a: Tensor, b: Tensor, dtype: str) -> Tensor:
 
 
 def add_id(ctx: TensorArena, a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    """a[:, i, t] + b[:, ids[i, t]]: a [n, n_used, n_tokens] f32, b [n, n_expert] f32, ids [n_used, n_tokens] i32."""
+    """a[:, i, t] + b[:, ids[i, t]]: a [n, n_used, n_tokens] f32, b [n, n_expert] f32, ids [n_used, n_tokens]
+    i32.
+    """
     enter(ctx, 1, a, b, ids)
     want_f32("add_id", a=a, b=b)
     want_dtype("add_id", "ids", ids, frozenset({I32}))
@@ -209,7 +211,9 @@ def _part(name: str, a: Tensor, b: Tensor, nb: tuple[int, int, int], offset: int
 
 
 def acc(ctx: TensorArena, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
-    """A copy of `a` with `b` added to the part that strides `nb1` to `nb3` and `offset` (bytes) select; f32."""
+    """A copy of `a` with `b` added to the part that strides `nb1` to `nb3` and `offset` (bytes) select;
+    f32.
+    """
     enter2(ctx, a, b)
     want_f32("acc", a=a, b=b)
     _part("acc", a, b, (nb1, nb2, nb3), offset)
@@ -234,7 +238,9 @@ def _set(
 
 
 def set(ctx: TensorArena, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
-    """A copy of `a` with `b` in the part that strides `nb1` to `nb3` and `offset` (bytes) select; f32 or i32."""
+    """A copy of `a` with `b` in the part that strides `nb1` to `nb3` and `offset` (bytes) select; f32 or
+    i32.
+    """
     return _set("set", lib.ggml_set, ctx, a, b, (nb1, nb2, nb3, offset))
 
 

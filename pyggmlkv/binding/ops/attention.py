@@ -1,4 +1,7 @@
-"""Attention: masked soft-max, flash attention, and the sparse indexer. Upstream: ggml.c, ggml_soft_max_ext, ..."""
+"""Attention: masked soft-max, flash attention, and the sparse indexer.
+
+Upstream: ggml.c, ggml_soft_max_ext, ggml_flash_attn_ext, ggml_lightning_indexer.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,9 @@ def soft_max_inplace(ctx: TensorArena, a: Tensor) -> Tensor:
 
 
 def soft_max_ext(ctx: TensorArena, a: Tensor, mask: Tensor | None, scale: float, max_bias: float) -> Tensor:
-    """soft_max(a * scale + mask * ALiBi slope): a [n_kv, n_tokens, n_head, ...] f32, mask [n_kv, >= n_tokens, ...]."""
+    """soft_max(a * scale + mask * ALiBi slope): a [n_kv, n_tokens, n_head, ...] f32, mask
+    [n_kv, >= n_tokens, ...].
+    """
     return _soft_max("soft_max_ext", lib.ggml_soft_max_ext, ctx, (a, mask), (scale, max_bias))
 
 
@@ -173,8 +178,8 @@ def flash_attn_ext(
 ) -> Tensor:
     """Attention in one op -> [d_v, n_head, n_tokens, s] f32.
 
-    q [d, n_tokens, n_head, s] f32, k [d, n_kv, n_head_kv, s], v [d_v, n_kv, n_head_kv, s] (not transposed) of any
-    readable type, mask [n_kv, >= n_tokens, ...] f16 contiguous.
+    q [d, n_tokens, n_head, s] f32, k [d, n_kv, n_head_kv, s], v [d_v, n_kv, n_head_kv, s] (not transposed) of
+    any readable type, mask [n_kv, >= n_tokens, ...] f16 contiguous.
     """
     enter(ctx, 1, q, k, v, mask)
     _check_flash(q, k, v, mask)
@@ -210,7 +215,9 @@ def flash_attn_ext_add_sinks(a: Tensor, sinks: Tensor | None) -> None:
 
 
 def flash_attn_back(ctx: TensorArena, q: Tensor, k: Tensor, v: Tensor, d: Tensor, masked: bool) -> Tensor:
-    """Gradient of flash attention. Raises: BindingError always: upstream's function only aborts at this version."""
+    """Gradient of flash attention. Raises: BindingError always: upstream's function only aborts at this
+    version.
+    """
     enter(ctx, 1, q, k, v, d)
     raise BindingError("flash_attn_back is not implemented upstream (it aborts)", masked=masked)
 
@@ -218,7 +225,8 @@ def flash_attn_back(ctx: TensorArena, q: Tensor, k: Tensor, v: Tensor, d: Tensor
 def lightning_indexer(ctx: TensorArena, q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
     """Scores of a sparse-attention indexer -> [n_kv, n_tokens, 1, s] f32.
 
-    q [d, n_head, n_tokens, s] f32, k [d, 1, n_kv, s], weights [n_head, n_tokens, 1, s] f32, mask [n_kv, n_tokens] f16.
+    q [d, n_head, n_tokens, s] f32, k [d, 1, n_kv, s], weights [n_head, n_tokens, 1, s] f32, mask
+    [n_kv, n_tokens] f16.
     """
     name = "lightning_indexer"
     enter(ctx, 1, q, k, weights, mask)

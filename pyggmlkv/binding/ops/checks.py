@@ -1,7 +1,7 @@
 """What every op asks before it calls ggml: are the operands alive, is there room, do types and shapes fit.
 
-The common case costs one call. The rules are ggml's own asserts, plus those the CPU backend would only meet while
-computing: an op that passes here runs on the CPU. Upstream: ggml.c; ggml-cpu/ops.cpp.
+The common case costs one call. The rules are ggml's own asserts, plus those the CPU backend would only meet
+while computing: an op that passes here runs on the CPU. Upstream: ggml.c; ggml-cpu/ops.cpp.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def want_blocks(name: str, label: str, t: Tensor) -> None:
 def is_packed(t: Tensor) -> bool:
     """The elements lie in order without gaps, and every stride that a flat row index could meet says so.
 
-    Stricter than ggml_is_contiguous, which ignores the strides of dimensions of one element: kernels that step
-    through all rows by nb[1] write elsewhere if dimension 1 has one element and a stride of its own.
+    Stricter than ggml_is_contiguous, which ignores the strides of dimensions of one element: kernels that
+    step through all rows by nb[1] write elsewhere if dimension 1 has one element and a stride of its own.
     """
     nb, ne = t.nb, t.ne
     size = SIZE[t._type]

@@ -1,6 +1,8 @@
-"""Convolutions, by im2col and a matrix product or directly. Kernels come first, [KW, KH, channels in, channels out].
+"""Convolutions, by im2col and a matrix product or directly. Kernels come first,
+[KW, KH, channels in, channels out].
 
-Sizes are elements, s stride, p padding, d dilation, one each dimension. Upstream: ggml.c, ggml_im2col ... ggml_conv_3d.
+Sizes are elements, s stride, p padding, d dilation, one each dimension. Upstream: ggml.c, ggml_im2col ...
+ggml_conv_3d.
 """
 
 from __future__ import annotations
@@ -171,7 +173,9 @@ def conv_1d_dw_ph(ctx: TensorArena, a: Tensor, b: Tensor, s0: int, d0: int) -> T
 
 
 def conv_transpose_1d(ctx: TensorArena, a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor:
-    """a [K, OC, IC] f32 or f16, b [L, IC] f32 -> [(L - 1) * s0 + K, OC] f32. Upstream has p0 = 0, d0 = 1 only."""
+    """a [K, OC, IC] f32 or f16, b [L, IC] f32 -> [(L - 1) * s0 + K, OC] f32. Upstream has p0 = 0, d0 = 1
+    only.
+    """
     name = "conv_transpose_1d"
     enter(ctx, 1, a, b)
     want_dtype(name, "a", a, F32_F16)
@@ -268,7 +272,9 @@ def conv_2d_direct(
 
 
 def conv_transpose_2d_p0(ctx: TensorArena, a: Tensor, b: Tensor, stride: int) -> Tensor:
-    """a [KW, KH, OC, IC] f32 or f16, b [W, H, IC, N] f32 -> [(W - 1) * stride + KW, ..., OC, N] f32, no padding."""
+    """a [KW, KH, OC, IC] f32 or f16, b [W, H, IC, N] f32 -> [(W - 1) * stride + KW, ..., OC, N] f32, no
+    padding.
+    """
     name = "conv_transpose_2d_p0"
     enter(ctx, 1, a, b)
     if a._type not in F32_F16:
@@ -296,7 +302,9 @@ def im2col_3d(
     ctx: TensorArena, a: Tensor, b: Tensor, IC: int,
     s0: int, s1: int, s2: int, p0: int, p1: int, p2: int, d0: int, d1: int, d2: int, dst_type: str,
 ) -> Tensor:  # fmt: skip
-    """a [KW, KH, KD, OC * IC], b [W, H, D, N * IC] f32 -> [KW * KH * KD * IC, OW, OH, OD * N], in f32 or f16."""
+    """a [KW, KH, KD, OC * IC], b [W, H, D, N * IC] f32 -> [KW * KH * KD * IC, OW, OH, OD * N], in f32 or
+    f16.
+    """
     enter(ctx, 1, a, b)
     info = dtype_info(dst_type)
     if info.number not in F32_F16:

@@ -1,12 +1,13 @@
 """Ops written in Python: a function that fills the result while the graph runs on the CPU.
 
-It is called once for each of `n_tasks` tasks, from any thread, with (result, operands..., task, n_tasks); what it
-raises is raised when the run has ended. Upstream: ggml.c, ggml_map_custom1 ... ggml_custom_inplace.
+It is called once for each of `n_tasks` tasks, from any thread, with (result, operands..., task, n_tasks);
+what it raises is raised when the run has ended. Upstream: ggml.c, ggml_map_custom1 ... ggml_custom_inplace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 from pyggmlkv._ggml import ffi, lib
@@ -120,7 +121,9 @@ def custom_4d(
     ctx: TensorArena, dtype: str, ne0: int, ne1: int, ne2: int, ne3: int,
     args: Sequence[Tensor], fun: CustomFunction, n_tasks: int | None = 1,
 ) -> Tensor:  # fmt: skip
-    """A tensor [ne0, ne1, ne2, ne3] of `dtype`, filled by fun(result, *args, task, n_tasks); at most 9 operands."""
+    """A tensor [ne0, ne1, ne2, ne3] of `dtype`, filled by fun(result, *args, task, n_tasks); at most 9
+    operands.
+    """
     limit = int(lib.GGML_MAX_SRC) - 1
     if len(args) > limit:
         raise BindingError(f"custom_4d: at most {limit} operands, got {len(args)}", n_args=len(args))
@@ -155,22 +158,27 @@ def _op_of(userdata: Any) -> _PythonOp:
     return op
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+def _escaped(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
+    """An exception that began before a callback's first line: Ctrl-C, as a rule. Kept like any other."""
+    _op_of(trace.tb_frame.f_locals["userdata"]).error.store(error)
+
+
+@ffi.def_extern(onerror=_escaped)  # type: ignore[untyped-decorator]
 def pyggmlkv_custom1(dst: Any, a: Any, ith: int, nth: int, userdata: Any) -> None:
     _op_of(userdata).call(dst, (a,), ith, nth)
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+@ffi.def_extern(onerror=_escaped)  # type: ignore[untyped-decorator]
 def pyggmlkv_custom2(dst: Any, a: Any, b: Any, ith: int, nth: int, userdata: Any) -> None:
     _op_of(userdata).call(dst, (a, b), ith, nth)
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+@ffi.def_extern(onerror=_escaped)  # type: ignore[untyped-decorator]
 def pyggmlkv_custom3(dst: Any, a: Any, b: Any, c: Any, ith: int, nth: int, userdata: Any) -> None:
     _op_of(userdata).call(dst, (a, b, c), ith, nth)
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+@ffi.def_extern(onerror=_escaped)  # type: ignore[untyped-decorator]
 def pyggmlkv_custom(dst: Any, ith: int, nth: int, userdata: Any) -> None:
     op = _op_of(userdata)
     first = op.first

@@ -58,7 +58,9 @@ def _refuse_transposed(name: str, a: Tensor) -> None:
 
 
 def mul_mat(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
-    """a [n, m, x, y] by b [n, k, x*r, y*s] -> [m, k, x*r, y*s] f32; a may be quantised, its rows side by side."""
+    """a [n, m, x, y] by b [n, k, x*r, y*s] -> [m, k, x*r, y*s] f32; a may be quantised, its rows side by
+    side.
+    """
     enter2(ctx, a, b)
     ane, bne = a.ne, b.ne
     if ane[0] != bne[0]:
@@ -84,7 +86,9 @@ def mul_mat_set_prec(a: Tensor, prec: str) -> None:
 
 
 def mul_mat_set_hint(a: Tensor, hint: str) -> None:
-    """Tell the backend something of the product `a`: `src0_is_hadamard` lets it use a fast Hadamard transform."""
+    """Tell the backend something of the product `a`: `src0_is_hadamard` lets it use a fast Hadamard
+    transform.
+    """
     number = choice("mul_mat_set_hint", "hint", hint, _HINTS)
     if a._pointer.op != lib.GGML_OP_MUL_MAT:
         raise BindingError(f"mul_mat_set_hint: {a!r} is not the result of mul_mat")
@@ -100,7 +104,8 @@ def mul_mat_set_hint(a: Tensor, hint: str) -> None:
 def mul_mat_id(ctx: TensorArena, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     """For each token, the products with the experts that `ids` names.
 
-    as_ [n, m, n_expert], b [n, n_used or 1, n_tokens] f32, ids [n_used, n_tokens] i32 -> [m, n_used, n_tokens] f32.
+    as_ [n, m, n_expert], b [n, n_used or 1, n_tokens] f32, ids [n_used, n_tokens] i32 -> [m, n_used,
+    n_tokens] f32.
     """
     enter(ctx, 1, as_, b, ids)
     want_i32("mul_mat_id", "ids", ids)
@@ -139,7 +144,9 @@ def out_prod(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
 
 
 def solve_tri(ctx: TensorArena, a: Tensor, b: Tensor, left: bool, lower: bool, uni: bool) -> Tensor:
-    """x in a x = b for lower triangular a [n, n], b [m, n] f32. Upstream has left, lower, not unitriangular only."""
+    """x in a x = b for lower triangular a [n, n], b [m, n] f32. Upstream has left, lower, not unitriangular
+    only.
+    """
     enter2(ctx, a, b)
     want_f32("solve_tri", a=a, b=b)
     if not (left and lower and not uni):

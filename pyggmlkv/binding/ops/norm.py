@@ -1,4 +1,6 @@
-"""Normalisation along rows or groups; f32. Upstream: ggml.c, ggml_norm, ggml_rms_norm, ggml_group_norm, ggml_l2_norm."""
+"""Normalisation along rows or groups; f32. Upstream: ggml.c, ggml_norm, ggml_rms_norm, ggml_group_norm,
+ggml_l2_norm.
+"""
 
 from __future__ import annotations
 

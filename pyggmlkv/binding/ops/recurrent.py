@@ -1,6 +1,8 @@
-"""Recurrent layers: state-space models, RWKV, gated linear attention, gated delta net, hyper-connections; f32.
+"""Recurrent layers: state-space models, RWKV, gated linear attention, gated delta net, hyper-connections;
+f32.
 
-Results hold the outputs first and the new states behind them, flat. Upstream: ggml.c, ggml_ssm_conv ... ggml_dsv4_hc_post.
+Results hold the outputs first and the new states behind them, flat. Upstream: ggml.c, ggml_ssm_conv ...
+ggml_dsv4_hc_post.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from pyggmlkv.binding.tensor import Tensor
 
 
 def ssm_conv(ctx: TensorArena, sx: Tensor, c: Tensor) -> Tensor:
-    """Causal depthwise convolution: sx [d_conv - 1 + n_t, d_inner, n_seqs], c [d_conv, d_inner] -> [d_inner, n_t, n_seqs]."""
+    """Causal depthwise convolution: sx [d_conv - 1 + n_t, d_inner, n_seqs], c [d_conv, d_inner] -> [d_inner,
+    n_t, n_seqs].
+    """
     enter2(ctx, sx, c)
     want_f32("ssm_conv", sx=sx, c=c)
     want_dims("ssm_conv", "sx", sx, 3)
@@ -82,7 +86,9 @@ def ssm_scan(
 
 
 def _same_heads(name: str, k: Tensor, state: Tensor, others: dict[str, Tensor]) -> None:
-    """Everything f32 and contiguous, like k [S, H, n_tokens]; state of S * S * H elements for each sequence."""
+    """Everything f32 and contiguous, like k [S, H, n_tokens]; state of S * S * H elements for each
+    sequence.
+    """
     want_f32(name, k=k, state=state, **others)
     want_contiguous(name, k=k, state=state, **others)
     for label, t in others.items():
@@ -102,7 +108,9 @@ def _same_heads(name: str, k: Tensor, state: Tensor, others: dict[str, Tensor]) 
 def rwkv_wkv6(
     ctx: TensorArena, k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor
 ) -> Tensor:
-    """RWKV 6: k, v, r, td [S, H, n_tokens], tf [S, H], state [S * S * H, n_seqs] -> [S * H, n_tokens + S * n_seqs]."""
+    """RWKV 6: k, v, r, td [S, H, n_tokens], tf [S, H], state [S * S * H, n_seqs] -> [S * H, n_tokens + S *
+    n_seqs].
+    """
     enter(ctx, 1, k, v, r, tf, td, state)
     _same_heads("rwkv_wkv6", k, state, {"v": v, "r": r, "td": td})
     want_f32("rwkv_wkv6", tf=tf)
@@ -115,7 +123,9 @@ def rwkv_wkv6(
 def gated_linear_attn(
     ctx: TensorArena, k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float
 ) -> Tensor:
-    """Gated linear attention: k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs] -> [S * H, n_tokens + S * n_seqs]."""
+    """Gated linear attention: k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs] -> [S * H, n_tokens + S
+    * n_seqs].
+    """
     enter(ctx, 1, k, v, q, g, state)
     _same_heads("gated_linear_attn", k, state, {"v": v, "q": q, "g": g})
     return ctx._made(lib.ggml_gated_linear_attn(ctx._p, k._p, v._p, q._p, g._p, state._p, scale))
@@ -126,7 +136,8 @@ def rwkv_wkv7(
 ) -> Tensor:
     """RWKV 7: all [S, H, n_tokens], state [S * S * H, n_seqs] -> [S * H, n_tokens + S * n_seqs].
 
-    Raises: ShapeError unless S is a multiple of 64: the CPU's vector loop reads and writes in steps of up to 64.
+    Raises: ShapeError unless S is a multiple of 64: the CPU's vector loop reads and writes in steps of up to
+    64.
     """
     enter(ctx, 1, r, w, k, v, a, b, state)
     if k.ne[0] % 64:
@@ -138,7 +149,8 @@ def rwkv_wkv7(
 def gated_delta_net(
     ctx: TensorArena, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, K: int = 1
 ) -> Tensor:
-    """Gated delta rule -> [S * H, n_tokens * n_seqs + K * S * n_seqs]: outputs, then the last `K` states, newest first.
+    """Gated delta rule -> [S * H, n_tokens * n_seqs + K * S * n_seqs]: outputs, then the last `K` states,
+    newest first.
 
     q, k [S, H_k, n_tokens, n_seqs], v [S, H, n_tokens, n_seqs], g [1 or S, H, n_tokens, n_seqs],
     beta [1, H, n_tokens, n_seqs], state [S, S, H, n_seqs]; H a multiple of H_k.

@@ -1,4 +1,6 @@
-"""Sums, means, sorting, and tensors made of numbers alone. Upstream: ggml.c, ggml_sum ... ggml_argsort, ggml_arange."""
+"""Sums, means, sorting, and tensors made of numbers alone. Upstream: ggml.c, ggml_sum ... ggml_argsort,
+ggml_arange.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,9 @@ def fill_inplace(ctx: TensorArena, a: Tensor, c: float) -> Tensor:
 
 
 def tri(ctx: TensorArena, a: Tensor, type: str) -> Tensor:
-    """0 outside of a triangle of square matrices: `upper_diag`, `upper`, `lower_diag`, `lower`; contiguous f32."""
+    """0 outside of a triangle of square matrices: `upper_diag`, `upper`, `lower_diag`, `lower`; contiguous
+    f32.
+    """
     number = choice("tri", "type", type, _TRIANGLES)
     enter1(ctx, a)
     want_f32("tri", a=a)

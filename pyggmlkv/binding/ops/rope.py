@@ -1,4 +1,6 @@
-"""Rotary position embedding: parameters and the ops. Upstream: ggml.c, ggml_rope_impl; ggml-cpu/ops.cpp, rope."""
+"""Rotary position embedding: parameters and the ops. Upstream: ggml.c, ggml_rope_impl; ggml-cpu/ops.cpp,
+rope.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _MODES: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RopeParams:
-    """How to rotate. `ext_factor` above 0 turns YaRN on; `sections` splits the pairs for the multi-position modes.
+    """How to rotate. `ext_factor` above 0 turns YaRN on; `sections` splits the pairs for the multi-position
+    modes.
 
     Raises: BindingError for an unknown mode; ShapeError for odd or negative `n_dims` or missing sections.
     """
@@ -152,7 +155,9 @@ def _plain(n_dims: int, mode: RopeMode) -> RopeParams:
 
 
 def rope_ext(ctx: TensorArena, a: Tensor, b: Tensor, c: Tensor | None, params: RopeParams) -> Tensor:
-    """Rotate the first `n_dims` of each head: a [head_dim, n_head, n_tokens] f32 or f16, b [n_tokens] i32, c factors."""
+    """Rotate the first `n_dims` of each head: a [head_dim, n_head, n_tokens] f32 or f16, b [n_tokens] i32, c
+    factors.
+    """
     return _one("rope_ext", lib.ggml_rope_ext, ctx, (a, b, c), params)
 
 

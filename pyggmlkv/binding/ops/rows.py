@@ -1,7 +1,7 @@
 """Whole rows by index, and tensors put together: rows taken and written, concatenated, repeated, diagonal.
 
-Indices are data: an index out of range is not seen here, only while computing (ggml aborts). Check what you put in.
-Upstream: ggml.c, ggml_get_rows, ggml_set_rows, ggml_concat, ggml_repeat, ggml_diag.
+Indices are data: an index out of range is not seen here, only while computing (ggml aborts). Check what you
+put in. Upstream: ggml.c, ggml_get_rows, ggml_set_rows, ggml_concat, ggml_repeat, ggml_diag.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def get_rows(ctx: TensorArena, a: Tensor, b: Tensor) -> Tensor:
 
 
 def get_rows_back(ctx: TensorArena, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Gradient of `get_rows`: a [n, k] of the result, b [k] i32, c [n, rows] gives the shape -> [n, rows] f32."""
+    """Gradient of `get_rows`: a [n, k] of the result, b [k] i32, c [n, rows] gives the shape -> [n, rows]
+    f32.
+    """
     enter(ctx, 1, a, b, c)
     want_dtype("get_rows_back", "a", a, F32_F16)
     want_i32("get_rows_back", "b", b)

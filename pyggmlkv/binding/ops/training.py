@@ -1,4 +1,6 @@
-"""Losses and optimiser steps; f32. Upstream: ggml.c, ggml_cross_entropy_loss, ggml_opt_step_adamw, ggml_opt_step_sgd."""
+"""Losses and optimiser steps; f32. Upstream: ggml.c, ggml_cross_entropy_loss, ggml_opt_step_adamw,
+ggml_opt_step_sgd.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _check_step(name: str, a: Tensor, like: dict[str, Tensor], params: Tensor, n
 def opt_step_adamw(
     ctx: TensorArena, a: Tensor, grad: Tensor, m: Tensor, v: Tensor, adamw_params: Tensor
 ) -> Tensor:
-    """One AdamW step on `a`, with moments `m`, `v`; adamw_params [7]: alpha, beta1, beta2, eps, wd, beta1h, beta2h."""
+    """One AdamW step on `a`, with moments `m`, `v`; adamw_params [7]: alpha, beta1, beta2, eps, wd, beta1h,
+    beta2h.
+    """
     enter(ctx, 1, a, grad, m, v, adamw_params)
     _check_step("opt_step_adamw", a, {"grad": grad, "m": m, "v": v}, adamw_params, 7)
     return ctx._made(lib.ggml_opt_step_adamw(ctx._p, a._p, grad._p, m._p, v._p, adamw_params._p))

@@ -1,7 +1,7 @@
 """Other ways to look at a tensor's memory, and copies of it in another order or type.
 
-Sizes are elements, strides and offsets bytes, dimensions ggml's. Upstream: ggml.c, ggml_reshape ... ggml_transpose,
-ggml_cpy, ggml_cast, ggml_cont, ggml_dup.
+Sizes are elements, strides and offsets bytes, dimensions ggml's. Upstream: ggml.c, ggml_reshape ...
+ggml_transpose, ggml_cpy, ggml_cast, ggml_cont, ggml_dup.
 """
 
 from __future__ import annotations
