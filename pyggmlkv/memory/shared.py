@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.defrag import DefragReport
@@ -64,6 +65,11 @@ class SharedKVCache(KVCache):
         return SlotInfo(min(strm), max(strm), strm, idxs)
 
     # what the other cache does
+
+    @property
+    def runner(self) -> Runner:
+        """The other cache's."""
+        return self.other.runner
 
     @property
     def has_update(self) -> bool:
