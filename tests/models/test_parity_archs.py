@@ -57,8 +57,10 @@ ARCHS = {
     "phi3-short": Arch(TinyModel("phi3", keys={"rope.scaling.original_context_length": 512}), "kv"),
     "phi3-window": Arch(TinyModel("phi3", keys={"attention.sliding_window": 8}), "kv"),
     "qwen2vl": Arch(TinyModel("qwen2vl"), "kv"),
+    "qwen2vl-sections": Arch(TinyModel("qwen2vl", keys={"rope.dimension_sections": [12, 8, 8, 4]}), "kv"),
     "qwen3": Arch(TinyModel("qwen3"), "kv"),
     "t5": Arch(TinyModel("t5"), "kv"),
+    "t5-biases": Arch(TinyModel("t5-biases"), "kv"),
     "t5-relu": Arch(TinyModel("t5", drop=("ffn_gate",)), "kv"),
 }
 PLAIN = ("bloom", "gemma2", "gemma3", "gpt-oss", "llama-moe", "llama4", "phi3-long", "qwen3")

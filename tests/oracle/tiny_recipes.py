@@ -59,6 +59,13 @@ DEEPSEEK2: Mapping[str, Value] = {
     "expert_weights_norm": True,
     "expert_gating_func": 2,
 }
+T5: Mapping[str, Value] = {
+    "attention.head_count_kv": 4,
+    "attention.relative_buckets_count": 8,
+    "block_count": 3,
+    "decoder_block_count": 2,
+    "decoder_start_token_id": 0,
+}
 JAMBA: Mapping[str, Value] = {
     "block_count": 4,
     "attention.head_count_kv": [0, 2, 0, 2],
@@ -174,18 +181,8 @@ RECIPES: Mapping[str, Recipe] = {
         drop=(r"blk\.[1-9]\.attn_rel_b",),
         without=NO_ROPE,
     ),
-    "t5": Recipe(
-        "t5",
-        {
-            "attention.head_count_kv": 4,
-            "attention.relative_buckets_count": 8,
-            "block_count": 3,
-            "decoder_block_count": 2,
-            "decoder_start_token_id": 0,
-        },
-        drop=(r"blk\.[1-9]\.attn_rel_b",),
-        without=NO_ROPE,
-    ),
+    "t5": Recipe("t5", T5, drop=(r"blk\.[1-9]\.attn_rel_b",), without=NO_ROPE),
+    "t5-biases": Recipe("t5", T5, without=NO_ROPE),
     "mamba": Recipe(
         "mamba",
         {"ssm.conv_kernel": 4, "ssm.inner_size": 512, "ssm.state_size": 16, "ssm.time_step_rank": 24},
