@@ -210,17 +210,14 @@ class Backend(Owner):
 
     def _compute(self, resource: Resource, pointer: Any, graph: ComputeGraph) -> None:
         Resource.refuse_after_fork()
-        if resource.busy:
-            raise BindingError("another thread is running a graph on this Backend")
         Resource.mark_computed()
         owner = graph.arena._checked_resource()
-        resource.busy += 1
-        owner.busy += 1
+        if not resource.begin(owner):
+            raise BindingError("another thread is running a graph on this Backend")
         try:
             status = lib.ggml_backend_graph_compute(resource.pointer, pointer)
         finally:
-            resource.busy -= 1
-            owner.busy -= 1
+            resource.end(owner)
         if self._gate is not None:
             self._gate.finish()
         for error in graph.arena._errors:

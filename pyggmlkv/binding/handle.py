@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ class Resource:
 
     # Process-wide by nature: fork and exit concern every C object there is.
     _open: ClassVar[weakref.WeakSet[Resource]] = weakref.WeakSet()
+    _entry: ClassVar[threading.Lock] = threading.Lock()
     _exiting: ClassVar[bool] = False
     _threads_lost: ClassVar[bool] = False
     _computed: ClassVar[bool] = False
@@ -104,6 +106,23 @@ class Resource:
         self._keep = None
         self._parents = ()
 
+    def begin(self, *others: Resource) -> bool:
+        """C starts to run on this and `others`: False if it runs on this already, in another thread or above
+        here.
+        """
+        with Resource._entry:
+            if self.busy:
+                return False
+            for resource in (self, *others):
+                resource.busy += 1
+            return True
+
+    def end(self, *others: Resource) -> None:
+        """C has returned."""
+        with Resource._entry:
+            for resource in (self, *others):
+                resource.busy -= 1
+
     def keep(self, thing: object) -> None:
         """Keep `thing` alive until the C object is freed (replaces what was kept)."""
         self._keep = thing
@@ -155,6 +174,7 @@ class Resource:
     @classmethod
     def _after_fork(cls) -> None:
         cls._threads_lost = cls._computed
+        cls._entry = threading.Lock()  # another thread of the parent may have held it
         for resource in list(cls._open):
             resource._release = None  # the parent frees it
             if resource._state == "open":

@@ -322,17 +322,15 @@ def _reachable(arena: TensorArena) -> list[TensorArena]:
 class _Busy:
     """While C runs on these, they cannot be closed, and no other thread may enter."""
 
-    __slots__ = ("_resources",)
+    __slots__ = ("_arena", "_scheduler")
 
     def __init__(self, scheduler: Resource, arena: TensorArena) -> None:
-        self._resources = (scheduler, arena._checked_resource())
+        self._scheduler = scheduler
+        self._arena = arena._checked_resource()
 
     def __enter__(self) -> None:
-        if self._resources[0].busy:
+        if not self._scheduler.begin(self._arena):
             raise BindingError("another thread is running a graph on this Scheduler")
-        for resource in self._resources:
-            resource.busy += 1
 
     def __exit__(self, *error: object) -> None:
-        for resource in self._resources:
-            resource.busy -= 1
+        self._scheduler.end(self._arena)
