@@ -37,7 +37,8 @@ ROOTS = {
     "setup.py": PACKAGE,
     "tests": TESTS,
 }
-FOLDERS = {"pyggmlkv/binding/ops": OPS}
+ARCHITECTURES = Budget(modules=200)  # one file each; what they share is in graph/
+FOLDERS = {"pyggmlkv/binding/ops": OPS, "pyggmlkv/models": ARCHITECTURES}
 """Folders in the roots with a budget of their own."""
 
 
