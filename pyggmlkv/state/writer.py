@@ -71,7 +71,7 @@ def _take_stream(cache: KVCache, stream: int, seq_id: int | None) -> KVStream | 
 
 
 def saved_cells(streams: CellStreams, stream: int, seq_id: int | None) -> I64:
-    """Cells that a state holds, ascending: all used ones, or those of a sequence that its next token's window sees."""
+    """Cells that a state holds, ascending: all used ones, or those that a sequence's last token sees."""
     cells = streams.cells[stream]
     last = None if seq_id is None else cells.seq_pos_max(seq_id)
     return cells.find(seq_id, None if last is None else streams.window.first_visible(last))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pyggmlkv.errors import StateError
+from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentSpec
+from pyggmlkv.state.live import Live
+from pyggmlkv.state.reader import load_bytes
+from pyggmlkv.state.writer import save_bytes
 from tests.side_by_side import Models, Pair
-from tests.state.kinds import KINDS, N_SEQ, Kind, decode, image
+from tests.state.kinds import KINDS, N_SEQ, Kind, decode, everything, image
 
 STATES: list[Any] = [(None, False), *((s, partial) for s in range(N_SEQ) for partial in (False, True))]
 
@@ -159,15 +166,74 @@ def test_what_is_pending_is_applied_before_a_save(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", [KINDS["kv-streams"]], ids=["kv-streams"])
-def test_a_queued_stream_copy_does_not_overwrite_what_is_restored(pair: Pair) -> None:
+def test_a_queued_stream_copy_is_made_before_its_streams_are_written(pair: Pair) -> None:
     decode(pair, 12, 0, seed=1)
     decode(pair, 5, 1, seed=2)
-    data = pair.ours.state_get(1)
-    pair.ours.memory.seq_cp(0, 2)
-    pair.ours.state_set(data, 2)
-    assert pair.ours.state_get(2)[8:] != data[8:]  # the id differs, and the stream
-    pair.reference.state_set(data, 2)
-    assert pair.ours.state_get(2) == pair.reference.state_get(2)
+    first, second = pair.ours.state_get(0), pair.ours.state_get(1)
+    for target in (2, 0):
+        pair.ours.state_set(first, 0)
+        pair.ours.memory.seq_cp(0, 2)
+        pair.ours.state_set(second, target)
+        pair.reference.state_set(first, 0)
+        pair.reference.memory.seq_cp(0, 2)
+        pair.reference.memory.update()
+        pair.reference.state_set(second, target)
+        assert_equal_states(pair, f"restored into {target}")
+
+
+def test_a_whole_restore_zeroes_what_no_cell_holds(pair: Pair) -> None:
+    """A masked row still enters products as 0 x row."""
+    decode(pair, 5, 0, seed=1)
+    data = pair.ours.state_get()
+    decode(pair, 20, 1, seed=2)
+    pair.ours.state_set(data)
+    restored = everything(pair.ours)
+    pair.ours.memory.clear()
+    pair.ours.state_set(data)
+    assert everything(pair.ours) == restored
+
+
+@pytest.mark.parametrize("kind", [KINDS["kv"], KINDS["hybrid-unified"]], ids=["kv", "hybrid"])
+def test_older_layouts_are_read_by_name(pair: Pair) -> None:
+    """Mid-2025: no streams, whole contexts with outputs, sequences without a header."""
+    decode(pair, 9, 0, seed=1)
+    decode(pair, 4, 1, seed=2)
+    whole, single = pair.ours.state_get(), pair.ours.state_get(0)
+    head = 4 + whole[0]
+    old_whole = whole[:head] + struct.pack("=IiQfQ", 1, 0, 1, 0.5, 0) + whole[head + 4 :]
+    pair.ours.memory.clear()
+    pair.ours.state_set(old_whole, layout="2025-06")
+    assert pair.ours.state_get() == whole
+    pair.ours.memory.seq_rm(1)
+    pair.ours.state_set(single[12:], 1, layout="2025-06")
+    assert pair.ours.state_get(1)[8:] == single[8:].replace(
+        struct.pack("=Ii", 1, 0), struct.pack("=Ii", 1, 1)
+    )
+    with pytest.raises(StateError):
+        pair.ours.state_set(single[12:], 1)
+
+
+def test_a_pending_rollback_is_saved_as_the_state_it_goes_back_to() -> None:
+    """Plane j of a recurrent tensor holds the state of j tokens ago; a restore goes to plane 0."""
+    with RecurrentMemory(RecurrentSpec((1,), 3, 5, n_seq_max=2, size=2, n_rs_seq=3)) as memory:
+        live = Live("any", memory, 2)
+        r, s = memory.tensors[1]
+        r_rows, s_rows = (np.arange(8 * n, dtype=np.float32).reshape(8, n) for n in (3, 5))
+        r.set(r_rows)
+        s.set(s_rows)
+        cell = memory.states.restore_seq(0, 9)
+        assert cell == 0
+        memory.states.rs_pos[0] = [8, 7, 6]
+        assert memory.seq_rm(0, 8)
+        data = save_bytes(live, 0)
+        row = 2 * 2 + 0
+        assert data.endswith(struct.pack("=iQ", 0, 20) + s_rows[row].tobytes())
+        assert r_rows[row].tobytes() in data
+        load_bytes(live, data, 1)
+        assert memory.seq_pos_max(1) == 7
+        assert r.to_numpy()[1].tolist() == r_rows[row].tolist()
+        assert s.to_numpy()[1].tolist() == s_rows[row].tolist()
+        assert save_bytes(live, 1)[8:] == data[8:]
 
 
 def test_an_empty_saved_sequence_empties_the_one_it_replaces(pair: Pair) -> None:

@@ -9,14 +9,19 @@ import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pyggmlkv
 from pyggmlkv.errors import CacheError, NoSlotError, SequenceError, StateError
+from pyggmlkv.memory.config import KVSpec, LayerSpec
+from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.state import reader
 from pyggmlkv.state.live import Live
+from pyggmlkv.state.writer import save_bytes
 from tests.side_by_side import Pair
 from tests.state.conftest import OpenModels
 from tests.state.kinds import KINDS, N_SEQ, Kind, decode, everything, finite, text
@@ -230,6 +235,46 @@ def test_no_room_in_the_second_part_leaves_the_first_as_it_was(open_models: Open
         with pytest.raises(NoSlotError, match="kv swa"):
             pair.ours.state_set(data, 0)
         assert everything(pair.ours) == before
+
+
+@pytest.mark.parametrize("n_written", [0, 1, 3])
+@pytest.mark.parametrize("kind", [KINDS["iswa"], KINDS["hybrid"]], ids=["iswa", "hybrid"])
+def test_a_device_that_fails_in_the_middle_costs_the_sequence_and_nothing_else(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, n_written: int
+) -> None:
+    decode(pair, 12, 0, seed=1)
+    decode(pair, 5, 1, seed=2)
+    data, kept = pair.ours.state_get(0), pair.ours.state_get(0)
+    left = [n_written]
+    real = reader.write_rows
+
+    def fails(*arguments: Any) -> None:
+        if not left[0]:
+            raise OSError("device lost")
+        left[0] -= 1
+        real(*arguments)
+
+    monkeypatch.setattr(reader, "write_rows", fails)
+    with pytest.raises(OSError, match="device lost"):
+        pair.ours.state_set(data, 1)
+    assert pair.ours.state_get(0) == kept
+    assert pair.ours.memory.seq_pos_max(1) is None
+    assert all(part.seq_pos_max(1) is None for part in Live("", pair.ours.memory, 0).parts())
+
+
+def test_a_layer_that_borrows_rows_is_saved_once() -> None:
+    """Case 37: four layers, the last two borrow; the state is that of the two that own."""
+    owners = LayerSpec.uniform(2, 1, 32)
+    plain = KVSpec(layers=owners, kv_size=16)
+    words = np.ones((1, 3), np.uint64)
+    states = []
+    for spec in (plain, dataclasses.replace(plain, reuse={2: 0, 3: 1})):
+        with KVCache(spec) as cache:
+            cache.streams.cells[0].put(np.arange(3), np.arange(3, dtype=np.int32), words)
+            for il in (0, 1):
+                cache.storage.layers[il].k.set(np.full((16, 32), il + 1, np.float16))
+            states.append(save_bytes(Live("any", cache, 4)))
+    assert states[0] == states[1]
 
 
 def test_ids_and_flags_that_make_no_sense_are_refused(pair: Pair, kind: Kind) -> None:
