@@ -28,13 +28,21 @@ _FLOAT_ARRAYS = frozenset("efd")  # NumPy's character codes of float16, float32,
 class _Memory:
     """Whose memory a tensor lies in, and what may be done with it."""
 
-    __slots__ = ("bare", "is_host", "readonly", "resource")
+    __slots__ = ("bare", "is_host", "readonly", "repacked", "resource")
 
-    def __init__(self, resource: Resource, is_host: bool, readonly: bool, bare: bool) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        is_host: bool,
+        readonly: bool = False,
+        bare: bool = False,
+        repacked: bool = False,
+    ) -> None:
         self.resource = resource
         self.is_host = is_host
         self.readonly = readonly
         self.bare = bare  # arena memory: no ggml buffer around it
+        self.repacked = repacked  # written whole, never read
 
 
 def _memory(tensor: Tensor) -> _Memory:
@@ -47,10 +55,12 @@ def _memory(tensor: Tensor) -> _Memory:
     arena = tensor._root_arena()
     where = pointer.buffer
     if where == ffi.NULL:
-        return _Memory(arena._checked_resource(), True, False, True)
+        return _Memory(arena._checked_resource(), True, bare=True)
     buffer = arena._buffers.get(where)
     if buffer is not None:
-        return _Memory(buffer._checked_resource(), buffer.is_host, buffer.readonly, False)
+        return _Memory(
+            buffer._checked_resource(), buffer.is_host, buffer.readonly, repacked=buffer.is_repacked
+        )
     if arena._compute is None:
         raise BindingError(f"{tensor!r} lies in a buffer that is not known here")
     resource, current = arena._compute
@@ -60,7 +70,7 @@ def _memory(tensor: Tensor) -> _Memory:
         raise ClosedError(
             f"the memory of {tensor!r} was given to a newer graph of its Scheduler; read it before"
         )
-    return _Memory(resource, bool(lib.ggml_backend_buffer_is_host(where)), False, False)
+    return _Memory(resource, bool(lib.ggml_backend_buffer_is_host(where)))
 
 
 class _Export:
@@ -106,7 +116,16 @@ def _span(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return raw
 
 
+def _check_readable(memory: _Memory, tensor: Tensor) -> None:
+    if memory.repacked:
+        raise BindingError(
+            f"{tensor!r} lies in {tensor.buffer!r}: the device has laid it out its own way and it cannot be read back; "
+            "read the file, or load the weight into plain memory"
+        )
+
+
 def _get(memory: _Memory, tensor: Tensor, into: Any, offset: int, n: int) -> None:
+    _check_readable(memory, tensor)
     target = ffi.from_buffer("char[]", into, require_writable=True)
     if memory.bare:
         ffi.memmove(target, ffi.cast("char *", tensor._p.data) + offset, n)
@@ -117,6 +136,8 @@ def _get(memory: _Memory, tensor: Tensor, into: Any, offset: int, n: int) -> Non
 def _put(memory: _Memory, tensor: Tensor, data: Any, offset: int, n: int) -> None:
     if memory.readonly:
         raise BindingError(f"{tensor!r} lies in read-only memory")
+    if memory.repacked and (offset or n != tensor.nbytes):
+        raise BindingError(f"{tensor!r} lies in {tensor.buffer!r}: it can only be written whole")
     if memory.bare:
         ffi.memmove(ffi.cast("char *", tensor._p.data) + offset, data, n)
     else:
@@ -217,7 +238,8 @@ def copy(target: Tensor, source: Tensor) -> None:
     into, out_of = _memory(target), _memory(source)
     if into.readonly:
         raise BindingError(f"{target!r} lies in read-only memory")
-    if into.bare or out_of.bare:
+    _check_readable(out_of, source)
+    if into.bare or out_of.bare or into.repacked:
         write_bytes(target, read_bytes(source, 0, None), 0)
     else:
         lib.ggml_backend_tensor_copy(source._p, target._p)
@@ -256,6 +278,7 @@ def fill_bytes(tensor: Tensor, value: int) -> None:
     memory = _memory(tensor)
     if memory.readonly:
         raise BindingError(f"{tensor!r} lies in read-only memory")
+    _check_readable(memory, tensor)
     if not tensor.nbytes:
         return
     if not tensor.is_contiguous():

@@ -60,6 +60,18 @@ class BufferType:
         """True if NumPy can see the memory."""
         return bool(lib.ggml_backend_buft_is_host(self._p))
 
+    @property
+    def is_repacked(self) -> bool:
+        """True for the CPU's extra buffer types, which keep weights in layouts of their own.
+
+        Upstream: ggml-cpu/repack.cpp, whose buffers have no `get_tensor`.
+        """
+        from pyggmlkv.binding.device import (
+            devices,
+        )  # devices know buffers, not the other way round, but for this
+
+        return any(self in device.extra_buffer_types for device in devices() if device.type == "cpu")
+
     def alloc_size(self, tensor: Tensor) -> int:
         """Bytes that `tensor` takes here, padding included."""
         return int(lib.ggml_backend_buft_get_alloc_size(self._p, tensor._pointer))
@@ -147,6 +159,8 @@ class Buffer(Owner):
         """True if NumPy can see the memory."""
         self.readonly = readonly
         """True if the memory must not be written (a read-only file mapping)."""
+        self.is_repacked = self.buffer_type.is_repacked
+        """True if the device lays tensors out its own way: they are written whole and cannot be read back."""
 
     @classmethod
     def from_host_memory(cls, device: Device, memory: Any, max_tensor_size: int) -> Buffer:

@@ -400,3 +400,25 @@ def test_a_model_with_adapters_chosen_by_token_multiplies_them_by_id(model):
     with loader_of(model) as t:
         t.hparams = replace(t.hparams, router_layer=1)
         assert t.tensor("token_embd.weight", N_EMBD, N_VOCAB) is not None
+
+
+def test_a_repacked_weight_says_that_it_cannot_be_read_back() -> None:
+    """Its buffer type has no way back: ggml would follow a null pointer."""
+    from pyggmlkv.binding import TensorArena, cpu_device
+    from pyggmlkv.errors import BindingError
+
+    kinds = [kind for kind in cpu_device().extra_buffer_types if "REPACK" in kind.name]
+    if not kinds:
+        pytest.skip("this CPU has no repacked layouts")
+    with TensorArena(2) as arena:
+        weight = arena.new_tensor("q4_0", 256, 64, name="weight")
+        with kinds[0].alloc_tensors(arena) as buffer:
+            assert buffer.is_repacked
+            weight.set_bytes(bytes(weight.nbytes))
+            for use in (weight.to_numpy, weight.get_bytes, weight.set_zero):
+                with pytest.raises(BindingError, match="read back"):
+                    use()
+            with pytest.raises(BindingError, match="whole"):
+                weight.set_bytes(b"123", 3)
+            with pytest.raises(BindingError, match="whole"):
+                weight.set_bytes(b"123")
