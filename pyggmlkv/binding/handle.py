@@ -183,9 +183,14 @@ class Resource:
 
     @classmethod
     def _at_exit(cls) -> None:
-        # Children first, as always. Memory that a NumPy view shows, or that C is using, is left to the system.
-        for resource in list(cls._open):
-            if resource._state == "open" and not resource._parents and not resource.busy:
+        # Children first, as always. Memory that a NumPy view shows is left to the system; so is everything where C
+        # still runs in some thread: what it reads (weights, caches) does not know that it is being read.
+        resources = list(cls._open)
+        if any(resource.busy for resource in resources):
+            cls._exiting = True
+            return
+        for resource in resources:
+            if resource._state == "open" and not resource._parents:
                 try:
                     resource.close()
                 except BindingError:
