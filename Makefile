@@ -72,6 +72,7 @@ soak: build reference
 bench: build reference
 	$(PY) scripts/bench_llama.py
 	$(PY) scripts/bench_memory.py
+	$(PY) scripts/bench_state.py
 
 check: build
 	$(PY) -m ruff check $(CHECKED)
