@@ -366,12 +366,16 @@ class Context:
         return f"<Context {self.model.arch}: n_ctx {cp.n_ctx}, n_seq_max {cp.n_seq_max}, n_ubatch {cp.n_ubatch}>"
 
     def close(self) -> None:
-        """Release memory, graphs and backends; idempotent. The model stays."""
+        """Release memory, graphs and backends; idempotent. The model stays.
+
+        Raises:
+            BindingError: another thread decodes; nothing was closed.
+        """
         if self._closed:
             return
-        self._closed = True
         if self._graphs is not None:
             self._graphs.close()
+        self._closed = True
         if self._memory is not None:
             self._memory.close()
         self._runner.close()

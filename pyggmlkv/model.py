@@ -125,10 +125,14 @@ class Model:
         return f"<Model {self.arch}: {state}>"
 
     def close(self) -> None:
-        """Release weights and file; idempotent. Contexts of this model become unusable."""
+        """Release weights and file; idempotent. Contexts of this model become unusable.
+
+        Raises:
+            BindingError: another thread decodes with them; nothing was closed.
+        """
         if not self._closed:
-            self._closed = True
             self._data.close()
+            self._closed = True
 
     def __enter__(self) -> Self:
         self.check_open()

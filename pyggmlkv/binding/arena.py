@@ -245,6 +245,19 @@ class TensorArena(Owner):
             if buffer.closed:
                 raise ClosedError("a graph reads tensors whose Buffer was closed")
 
+    def _reachable(self) -> list[TensorArena]:
+        """This arena and every one that its graphs may read."""
+        found = [self]
+        for reached in found:
+            found.extend(a for a in reached._foreign if a not in found)
+        return found
+
+    def _in_use(self) -> list[Resource]:
+        """What has to stay open while C runs a graph of this arena: arenas that it reads, and their buffers."""
+        arenas = self._reachable()
+        buffers = [buffer._checked_resource() for arena in arenas for buffer in arena._buffers.values()]
+        return [arena._checked_resource() for arena in arenas] + buffers
+
     # -- pointer to object --
 
     def _owner_of(self, where: int, seen: set[int]) -> TensorArena | None:

@@ -211,13 +211,13 @@ class Backend(Owner):
     def _compute(self, resource: Resource, pointer: Any, graph: ComputeGraph) -> None:
         Resource.refuse_after_fork()
         Resource.mark_computed()
-        owner = graph.arena._checked_resource()
-        if not resource.begin(owner):
+        used = graph.arena._in_use()
+        if not resource.begin(*used):
             raise BindingError("another thread is running a graph on this Backend")
         try:
             status = lib.ggml_backend_graph_compute(resource.pointer, pointer)
         finally:
-            resource.end(owner)
+            resource.end(*used)
         if self._gate is not None:
             self._gate.finish()
         for error in graph.arena._errors:

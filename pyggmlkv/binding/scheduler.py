@@ -109,7 +109,7 @@ class Scheduler(Owner):
         self._graph = graph
         self._n_nodes = graph.n_nodes
         self._allocation = [True]
-        for arena in _reachable(graph.arena):
+        for arena in graph.arena._reachable():
             arena._compute = (resource, self._allocation)
 
     def reset(self) -> None:
@@ -256,7 +256,7 @@ class Scheduler(Owner):
         return resource, pointer
 
     def _check_buffers(self, arena: TensorArena) -> None:
-        for reached in _reachable(arena):
+        for reached in arena._reachable():
             if reached.has_data and len(self.backends) > 1:
                 raise BindingError("tensors in arena memory (data_bytes) can only run on the CPU alone")
             for buffer in reached._buffers.values():
@@ -311,26 +311,18 @@ def _check_backends(backends: tuple[Backend, ...], buffer_types: Sequence[Buffer
             raise BackendError(f"Scheduler: backend {backend.name} cannot use {kind.name} memory")
 
 
-def _reachable(arena: TensorArena) -> list[TensorArena]:
-    """`arena` and every arena its graphs may read."""
-    found = [arena]
-    for reached in found:
-        found.extend(a for a in reached._foreign if a not in found)
-    return found
-
-
 class _Busy:
-    """While C runs on these, they cannot be closed, and no other thread may enter."""
+    """While C runs on these, they and the memory of their tensors cannot be closed, and no other thread may enter."""
 
-    __slots__ = ("_arena", "_scheduler")
+    __slots__ = ("_scheduler", "_used")
 
     def __init__(self, scheduler: Resource, arena: TensorArena) -> None:
         self._scheduler = scheduler
-        self._arena = arena._checked_resource()
+        self._used = arena._in_use()
 
     def __enter__(self) -> None:
-        if not self._scheduler.begin(self._arena):
+        if not self._scheduler.begin(*self._used):
             raise BindingError("another thread is running a graph on this Scheduler")
 
     def __exit__(self, *error: object) -> None:
-        self._scheduler.end(self._arena)
+        self._scheduler.end(*self._used)
