@@ -85,7 +85,6 @@ class KVSpec:
     n_pad: int = 1
     n_swa: int = 0
     swa_type: SwaType = "none"
-    forget: Forget = "reuse"
     rope: RopeSpec = RopeSpec()
     n_pos_per_embd: int = 1
     use_alibi: bool = False
@@ -94,6 +93,7 @@ class KVSpec:
     shift: Literal["upstream", "pure"] = "upstream"
     reuse: Mapping[int, int] = dataclasses.field(default_factory=dict)
     can_shift_reason: str | None = None
+    forget: Forget = "reuse"
 
     @property
     def n_stream(self) -> int:

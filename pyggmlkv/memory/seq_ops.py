@@ -33,9 +33,9 @@ class StreamsSpec:
     n_stream: int = 1
     n_pos_per_embd: int = 1
     window: SlidingWindow = NO_WINDOW
-    forget: Forget = "reuse"
     shift: Literal["upstream", "pure"] = "upstream"
     name: str = "kv"
+    forget: Forget = "reuse"
 
 
 class CellStreams:
