@@ -55,5 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PyggmlkvError, OSError) as error:
         if args.debug:
             raise
-        print(f"pyggmlkv {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"pyggmlkv {args.command}: {_sentence(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _sentence(error: Exception) -> str:
+    """The error in one line; the system's own begin with the file, as ours do."""
+    if (
+        isinstance(error, OSError)
+        and not isinstance(error, PyggmlkvError)
+        and error.filename
+        and error.strerror
+    ):
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())

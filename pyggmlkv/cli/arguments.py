@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def count(text: str) -> int:
     """A whole number, 0 or more."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is below 0")
     return value
@@ -52,7 +55,7 @@ def prompt_tokens(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
     text = args.prompt
     if text is None:
         stdin = str(args.file) == "-"
-        text = sys.stdin.read() if stdin else args.file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if stdin else _text_of(args.file)
     if not args.chat:
         return tokenizer.encode(text)
     if tokenizer.chat_template is None:
@@ -60,6 +63,15 @@ def prompt_tokens(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
     text = tokenizer.chat_template.apply([{"role": "user", "content": text}])
     # Templates write the begin token themselves where the model wants one.
     return tokenizer.encode(text, add_special=not _starts_with_bos(text, tokenizer))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: not a text in UTF-8 (byte {error.start} is no part of a character)"
+        ) from None
 
 
 def _starts_with_bos(text: str, tokenizer: Tokenizer) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pyggmlkv.cli import output
+from pyggmlkv.errors import StateError
 from pyggmlkv.state.layouts import Container, LayoutName
 
 NAME = "state"
@@ -28,7 +29,10 @@ def run(args: argparse.Namespace) -> int:
     from pyggmlkv.state.explain import explain
 
     data = Path(args.file).read_bytes()
-    facts = explain(data, container=args.container, layout=args.layout, type_names=_type_names())
+    try:
+        facts = explain(data, container=args.container, layout=args.layout, type_names=_type_names())
+    except StateError as error:
+        raise StateError(f"{args.file}: not a saved state: {error}", **error.facts) from error
     if args.json:
         output.print_json(facts)
     else:
