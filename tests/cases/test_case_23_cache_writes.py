@@ -74,7 +74,7 @@ def test_a_type_that_no_write_makes_is_refused_when_the_cache_is_built(dtype: st
 
 
 def test_the_device_says_which_writes_it_has_and_the_op_refuses_the_rest() -> None:
-    with TensorArena(16) as ctx:
+    with TensorArena(64) as ctx:
         b, c = ctx.new_tensor("f32", 256, 2), ctx.new_tensor("i64", 2)
         for dtype in TYPES:
             assert cpu_device().supports_op(ops.set_rows(ctx, ctx.new_tensor(dtype, 256, 8), b, c)), dtype
