@@ -73,6 +73,7 @@ class Runner:
         self._n_threads = 0
         self.scheduler = Scheduler(self._backends, bufts, graph_size=max_nodes, op_offload=op_offload)
         self._allocated: ComputeGraph | None = None
+        self._is_new = True
 
     @property
     def backends(self) -> tuple[Backend, ...]:
@@ -89,17 +90,17 @@ class Runner:
         Raises:
             DeviceMemoryError: no room.
         """
-        self.forget()
+        self._begin()
         self.scheduler.reserve(graph)
 
     def split(self, graph: ComputeGraph) -> None:
         """Assign nodes to backends without allocating.  Upstream: ggml_backend_sched_split_graph."""
-        self.forget()
+        self._begin()
         self.scheduler.split_graph(graph)
 
     def alloc(self, graph: ComputeGraph) -> None:
         """Give every node of `graph` memory; the graph allocated before loses its own."""
-        self.forget()
+        self._begin()
         self.scheduler.alloc_graph(graph)
         self._allocated = graph
 
@@ -107,9 +108,16 @@ class Runner:
         return self._allocated is graph
 
     def forget(self) -> None:
-        """Drop the allocated graph."""
+        """Drop the allocated graph, and where nodes were to be placed: call it before building a graph with `place`."""
         self._allocated = None
         self.scheduler.reset()
+        self._is_new = True
+
+    def _begin(self) -> None:
+        """Forget the last graph, but not the places of nodes that were named since."""
+        if not self._is_new:
+            self.forget()
+        self._is_new = False
 
     def compute(
         self, graph: ComputeGraph, *, batched: bool = True, stoppable: bool = True, single: bool = False

@@ -65,6 +65,7 @@ class GraphCache:
     def build(self, params: GraphParams) -> BuiltGraph:
         """Build without allocating: for reserving buffers. Forgets the kept graph."""
         self._key = self._last = None
+        self._runner.forget()
         self._arena.reset()
         g = GraphBuilder(self._arena, self._max_nodes, params)
         self._build(g)

@@ -16,6 +16,7 @@ from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.binding import dtypes
 from pyggmlkv.errors import CacheError, ShiftError
+from pyggmlkv.logs import logger
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.config import KVSpec
 from pyggmlkv.memory.defrag import DefragReport, defrag, fragmentation, moves_a_graph
@@ -74,6 +75,7 @@ class KVCache:
     def __init__(self, spec: KVSpec, where: Where = None, name: str = "kv") -> None:
         self.spec = spec
         self.name = name
+        self._warned = False
         self.defrag_threshold: float | None = None
         """Share of unused cells among those read above which an update defragments; None: only `defrag` does."""
         self._defrag_moves: int | None = None
@@ -162,12 +164,22 @@ class KVCache:
         self._copy_streams()
         if self.streams.has_shift:
             if self.spec.rope.mode is not None:
+                self._warn_of_scaled_keys()
                 shift_keys(self.storage, self._site, self.streams, self.k_rot)
             self.streams.reset_shift()
         if self._defrag_due:
             n = self._defrag_moves
             self.defrag(moves_a_graph(self.storage, self._runner.max_nodes) if n is None else n)
         return True
+
+    def _warn_of_scaled_keys(self) -> None:
+        if self.spec.rope.ext_factor != 0.0 and self.spec.shift == "upstream" and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s: this model scales RoPE with YaRN, and a shift scales its keys once more, as in llama.cpp; "
+                'shift="pure" turns them without',
+                self.name,
+            )
 
     def _copy_streams(self) -> None:
         for src, dst in self.streams.stream_copies:

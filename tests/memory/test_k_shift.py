@@ -97,7 +97,9 @@ def test_there_and_back_returns_the_keys_and_many_shifts_keep_their_size(model: 
     assert np.abs(sizes - 1).max() < 1e-4
 
 
-def test_upstream_s_way_scales_keys_at_every_shift_of_a_yarn_model(tiny_model: Callable[[str], Path]) -> None:
+def test_upstream_s_way_scales_keys_at_every_shift_of_a_yarn_model(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
     model = pyggmlkv.Model.load(tiny_model("llama-yarn"))
     ctx = pyggmlkv.Context(model, n_ctx=64, n_threads=1, type_k="f32")
     ctx.decode(Batch(TOKENS))
@@ -106,6 +108,9 @@ def test_upstream_s_way_scales_keys_at_every_shift_of_a_yarn_model(tiny_model: C
     ctx.memory.update()
     growth = np.linalg.norm(ctx.memory.k(0)[0, :32], axis=1) / before
     assert (growth > 1.05).all()
+    ctx.memory.seq_add(0, 0, None, 3)
+    ctx.memory.update()
+    assert caplog.text.count("YaRN") == 1
 
 
 def test_several_cut_and_move_steps_before_one_update(model: pyggmlkv.Model) -> None:
