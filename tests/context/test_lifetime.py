@@ -62,7 +62,7 @@ def test_a_context_keeps_its_model_alive(llama_path: Path) -> None:
 
 def test_creating_and_releasing_leaves_nothing_behind(llama_path: Path) -> None:
     def cycle() -> None:
-        with pyggmlkv.Model.load(llama_path) as model, pyggmlkv.Context(model, n_ctx=64, n_threads=2) as ctx:
+        with pyggmlkv.Model.load(llama_path) as model, pyggmlkv.Context(model, n_ctx=64, n_threads=1) as ctx:
             ctx.decode(Batch([1, 2, 3]))
             ctx.memory.seq_add(0, 0, None, 3)
             ctx.decode(Batch([4]))
