@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pyggmlkv.memory.config import LayerSpec as LayerSpec
     from pyggmlkv.memory.config import RopeSpec as RopeSpec
     from pyggmlkv.memory.hybrid import HybridMemory as HybridMemory
-    from pyggmlkv.memory.kv import KVCache as KVCache
-    from pyggmlkv.memory.recurrent import RecurrentMemory as RecurrentMemory
-    from pyggmlkv.memory.recurrent import RecurrentSpec as RecurrentSpec
-    from pyggmlkv.memory.shared import SharedKVCache as SharedKVCache
-    from pyggmlkv.memory.shared import SharedSlidingKVCache as SharedSlidingKVCache
+    from pyggmlkv.memory.kv.cache import KVCache as KVCache
+    from pyggmlkv.memory.kv.shared import SharedKVCache as SharedKVCache
+    from pyggmlkv.memory.kv.shared import SharedSlidingKVCache as SharedSlidingKVCache
+    from pyggmlkv.memory.recurrent.memory import RecurrentMemory as RecurrentMemory
+    from pyggmlkv.memory.recurrent.memory import RecurrentSpec as RecurrentSpec
     from pyggmlkv.memory.sliding import SlidingKVCache as SlidingKVCache
     from pyggmlkv.memory.standalone import plan as plan
     from pyggmlkv.model import Model as Model
@@ -32,11 +32,11 @@ _HOMES: dict[str, str] = {
     "KVSpec": "pyggmlkv.memory.config",
     "LayerSpec": "pyggmlkv.memory.config",
     "Model": "pyggmlkv.model",
-    "RecurrentMemory": "pyggmlkv.memory.recurrent",
-    "RecurrentSpec": "pyggmlkv.memory.recurrent",
+    "RecurrentMemory": "pyggmlkv.memory.recurrent.memory",
+    "RecurrentSpec": "pyggmlkv.memory.recurrent.memory",
     "RopeSpec": "pyggmlkv.memory.config",
-    "SharedKVCache": "pyggmlkv.memory.shared",
-    "SharedSlidingKVCache": "pyggmlkv.memory.shared",
+    "SharedKVCache": "pyggmlkv.memory.kv.shared",
+    "SharedSlidingKVCache": "pyggmlkv.memory.kv.shared",
     "SlidingKVCache": "pyggmlkv.memory.sliding",
     "errors": "",
     "plan": "pyggmlkv.memory.standalone",

@@ -157,17 +157,23 @@ class Context:
         embd = built.embd_pooled if built.embd_pooled is not None else built.embd
         rows = np.zeros((0, self.model.hparams.n_embd_out), np.float32) if embd is None else embd.to_numpy()
         self._embeddings = rows.reshape(-1, rows.shape[-1])
-        self._embeddings_seq = {} if built.embd_pooled is None else sequence_rows(built.embd_pooled, ubatch.seq_id_unq)
+        self._embeddings_seq = (
+            {} if built.embd_pooled is None else sequence_rows(built.embd_pooled, ubatch.seq_id_unq)
+        )
         logits = Rows()
         if built.logits is not None:
             logits.take(built.logits)
         self._logits = logits.gathered(None, self.model.hparams.n_vocab)
         if self.model.has_encoder and self._memory is not None:
-            self._cross = Cross(self._embeddings.shape[1], len(self._embeddings), self._embeddings, ubatch.seq_mask)
+            self._cross = Cross(
+                self._embeddings.shape[1], len(self._embeddings), self._embeddings, ubatch.seq_mask
+            )
 
     def _check_decode(self, batch: Batch) -> None:
         if self.model.has_encoder and self._cross is None:
-            raise BatchError(f"{self.model.arch} attends to an encoded text: call encode(batch) before decode")
+            raise BatchError(
+                f"{self.model.arch} attends to an encoded text: call encode(batch) before decode"
+            )
         if not self.cparams.causal_attn and len(batch) > self.cparams.n_ubatch:
             raise BatchError(
                 f"{len(batch)} tokens with non-causal attention, at most n_ubatch={self.cparams.n_ubatch}: they attend "
@@ -318,7 +324,9 @@ class Context:
         memory, graphs = self._memory, self._graphs
         assert graphs is not None
         n_seqs = self.cparams.n_seq_max
-        ubatch = BatchAllocator(self.model.hparams.n_pos_per_embd).ubatch_reserve(-(-n_tokens // n_seqs), n_seqs)
+        ubatch = BatchAllocator(self.model.hparams.n_pos_per_embd).ubatch_reserve(
+            -(-n_tokens // n_seqs), n_seqs
+        )
         step = None if memory is None else memory.plan_full(ubatch)
         if self.cparams.embeddings:  # then every token is one
             n_outputs = ubatch.n_tokens
@@ -340,7 +348,9 @@ class Context:
         built = self._reserve_graph(n_seqs, n_seqs)
         self._runner.split(built.graph)
         layers = self.model.placement.layer_devices
-        runs_there = all(self._runner.device_of(t) == layers[il] for name, t, il in built.fused if name == "flash_attn")
+        runs_there = all(
+            self._runner.device_of(t) == layers[il] for name, t, il in built.fused if name == "flash_attn"
+        )
         if self._memory is not None:
             self._memory.close()
         self._memory = None
@@ -363,7 +373,9 @@ class Context:
         if self._closed:
             return "<Context closed>"
         cp = self.cparams
-        return f"<Context {self.model.arch}: n_ctx {cp.n_ctx}, n_seq_max {cp.n_seq_max}, n_ubatch {cp.n_ubatch}>"
+        return (
+            f"<Context {self.model.arch}: n_ctx {cp.n_ctx}, n_seq_max {cp.n_seq_max}, n_ubatch {cp.n_ubatch}>"
+        )
 
     def close(self) -> None:
         """Release memory, graphs and backends; idempotent. The model stays.

@@ -178,9 +178,14 @@ def signature() -> inspect.Signature:
     return inspect.Signature([model, fields[0].replace(kind=either), *fields[1:], params])
 
 
-def padded(n: int) -> int:
-    """`n` rounded up to 256 cells; small contexts stay as asked.  Differs: upstream pads those to 256 as well."""
-    return n if n < 256 else (n + 255) // 256 * 256
+def cells_per_stream(n_ctx: int, n_streams: int) -> int:
+    """Cells a stream for a context of `n_ctx`, rounded up to 256.
+
+    Differs: a context of less than 256 cells stays as asked; upstream rounds it up too.
+    """
+    if n_ctx < 256:
+        return max(1, n_ctx // n_streams)
+    return -(-(-(-n_ctx // 256) * 256 // n_streams) // 256) * 256
 
 
 def _f32(x: float) -> float:
@@ -229,10 +234,10 @@ def settle(asked: ContextParams, hp: HParams) -> CParams:
     causal = hp.causal_attn if asked.causal_attn is None else asked.causal_attn
     n_batch = min(n_ctx, asked.n_batch) if causal else asked.n_batch
     n_ubatch = min(n_batch, asked.n_ubatch or asked.n_batch)
-    n_ctx = padded(n_ctx)
-    n_ctx_seq = n_ctx if asked.kv_unified else padded(max(1, n_ctx // asked.n_seq_max))
+    n_streams = 1 if asked.kv_unified else asked.n_seq_max
+    n_ctx_seq = cells_per_stream(n_ctx, n_streams)
     return CParams(
-        n_ctx=n_ctx if asked.kv_unified else n_ctx_seq * asked.n_seq_max,
+        n_ctx=n_ctx_seq * n_streams,
         n_ctx_seq=n_ctx_seq,
         n_batch=n_batch,
         n_ubatch=n_ubatch,
@@ -241,7 +246,9 @@ def settle(asked: ContextParams, hp: HParams) -> CParams:
         rope_freq_base=_f32(or_else(asked.rope_freq_base, hp.rope_freq_base_train)),
         rope_freq_scale=freq_scale,
         yarn_ext_factor=_f32(ext_factor),
-        yarn_attn_factor=_attn_factor(hp, ext_factor, or_else(asked.yarn_attn_factor, hp.yarn_attn_factor), freq_scale),
+        yarn_attn_factor=_attn_factor(
+            hp, ext_factor, or_else(asked.yarn_attn_factor, hp.yarn_attn_factor), freq_scale
+        ),
         yarn_beta_fast=_f32(or_else(asked.yarn_beta_fast, hp.yarn_beta_fast)),
         yarn_beta_slow=_f32(or_else(asked.yarn_beta_slow, hp.yarn_beta_slow)),
         flash_attn=asked.flash_attn != "off",

@@ -29,7 +29,9 @@ from pyggmlkv.models.registry import ENCODER_ARCHS, Architecture, architecture
 class Model:
     """Use `Model.load`. `arch`, `hparams`, `metadata`, `tensors`, `n_params`, `nbytes` describe the file."""
 
-    def __init__(self, reader: GGUFReader, placement: Placement, options: LoadOptions, progress: Progress | None) -> None:
+    def __init__(
+        self, reader: GGUFReader, placement: Placement, options: LoadOptions, progress: Progress | None
+    ) -> None:
         self._closed = False
         self.placement = placement
         self.arch = reader.arch

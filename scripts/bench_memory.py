@@ -59,7 +59,13 @@ class Sides:
     """A context on each side whose cells are all used by sequence 0, positions in order."""
 
     def __init__(self, library: Library, path: Path, n_cells: int) -> None:
-        settings = {"n_ctx": n_cells + 1024, "n_seq_max": N_SEQ, "kv_unified": True, "flash_attn": "on", "n_threads": 2}
+        settings = {
+            "n_ctx": n_cells + 1024,
+            "n_seq_max": N_SEQ,
+            "kv_unified": True,
+            "flash_attn": "on",
+            "n_threads": 2,
+        }
         self.model = pyggmlkv.Model.load(path)
         self.ours = pyggmlkv.Context(self.model, **settings)
         self.reference_model = RefModel(library, path)
@@ -160,10 +166,16 @@ def state(sides: Sides, rounds: int) -> list[Row]:
     for _ in range(rounds):
         for side, ctx in (("ours", sides.ours), ("reference", sides.reference)):
             spent.setdefault((side, "write"), []).append(clocked(lambda ctx=ctx: ctx.state_get(0)))
-            spent.setdefault((side, "read"), []).append(clocked(lambda ctx=ctx: ctx.state_set(sides.saved, 0)))
+            spent.setdefault((side, "read"), []).append(
+                clocked(lambda ctx=ctx: ctx.state_set(sides.saved, 0))
+            )
     mib = len(sides.saved) / 2**20
     return [
-        Row(sides.n_cells, f"state {what} {mib:.0f} MiB", *(statistics.median(spent[s, what]) for s in ("ours", "reference")))
+        Row(
+            sides.n_cells,
+            f"state {what} {mib:.0f} MiB",
+            *(statistics.median(spent[s, what]) for s in ("ours", "reference")),
+        )
         for what in ("write", "read")
     ]
 

@@ -90,15 +90,16 @@ def check_file(path: Path, budget: Budget) -> Iterator[str]:
             yield f"{where} takes {parameters} parameters, the budget is {budget.parameters}: pass a frozen dataclass"
 
 
-def check_packages(root: Path, budget: Budget) -> Iterator[str]:
+def check_packages(base: Path, root: Path, budget: Budget) -> Iterator[str]:
     """Yields one sentence for each folder with too many modules or a name that says nothing."""
     by_folder: dict[Path, int] = {}
     for path in python_files(root):
         if path.name != "__init__.py":
             by_folder[path.parent] = by_folder.get(path.parent, 0) + 1
     for folder, count in sorted(by_folder.items()):
-        if count > budget.modules:
-            yield f"{folder}: {count} modules, the budget is {budget.modules}: make a sub-package"
+        most = FOLDERS.get(folder.relative_to(base).as_posix(), budget).modules
+        if count > most:
+            yield f"{folder}: {count} modules, the budget is {most}: make a sub-package"
         if folder.name in FORBIDDEN_STEMS:
             yield f"{folder}: a package is named for what it holds, not {folder.name!r}"
 
@@ -114,7 +115,7 @@ def check(base: Path, roots: dict[str, Budget] = ROOTS) -> list[str]:
             own = FOLDERS.get(path.parent.relative_to(base).as_posix(), budget)
             found += [s.replace(f"{base}/", "") for s in check_file(path, own)]
         if root.is_dir():
-            found += [s.replace(f"{base}/", "") for s in check_packages(root, budget)]
+            found += [s.replace(f"{base}/", "") for s in check_packages(base, root, budget)]
     return found
 
 

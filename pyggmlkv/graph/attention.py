@@ -87,7 +87,9 @@ def attn(g: GraphBuilder, inp: KVInput, wo: Linear | None, heads: QKV, how: Atte
     return _attend(g, inp, wo, heads, how, il)
 
 
-def attn_iswa(g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
+def attn_iswa(
+    g: GraphBuilder, inp: SlidingInput, wo: Linear | None, heads: QKV, how: Attention, il: int
+) -> Tensor:
     """As `attn`, on the half that layer `il` belongs to.  Upstream: build_attn (llm_graph_input_attn_kv_iswa)."""
     half = inp.swa if g.hparams.is_swa(il) else inp.base
     heads = _rotated(g, half, heads)
@@ -143,7 +145,9 @@ def inp_no_cache(g: GraphBuilder) -> NoCacheInput:
     return inp
 
 
-def attn_no_cache(g: GraphBuilder, inp: NoCacheInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
+def attn_no_cache(
+    g: GraphBuilder, inp: NoCacheInput, wo: Linear | None, heads: QKV, how: Attention, il: int
+) -> Tensor:
     """Attention among the ubatch's own tokens.  Upstream: build_attn (llm_graph_input_attn_no_cache)."""
     for t in heads:
         g.expand(t)
@@ -159,7 +163,9 @@ def inp_cross(g: GraphBuilder) -> CrossInput:
     return inp
 
 
-def attn_cross(g: GraphBuilder, inp: CrossInput, wo: Linear | None, heads: QKV, how: Attention, il: int) -> Tensor:
+def attn_cross(
+    g: GraphBuilder, inp: CrossInput, wo: Linear | None, heads: QKV, how: Attention, il: int
+) -> Tensor:
     """Attention of decoder tokens to encoder rows.  Upstream: build_attn (llm_graph_input_attn_cross)."""
     for t in heads:
         g.expand(t)
@@ -212,7 +218,9 @@ def _flash(g: GraphBuilder, qkv: QKV, mask: Tensor | None, how: Attention, il: i
     return ops.reshape_2d(g.ctx, cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
 
 
-def _softmax(g: GraphBuilder, qkv: QKV, v_trans: bool, mask: Tensor | None, how: Attention, il: int) -> Tensor:
+def _softmax(
+    g: GraphBuilder, qkv: QKV, v_trans: bool, mask: Tensor | None, how: Attention, il: int
+) -> Tensor:
     """Differs: a quantised V is read as f32 before it is transposed, where upstream moves its blocks as elements."""
     hp = g.hparams
     q, k, v = qkv

@@ -76,7 +76,9 @@ def linear_b(g: GraphBuilder, w: Linear, cur: Tensor) -> Tensor:
 def norm(g: GraphBuilder, cur: Tensor, w: Norm, il: int, kind: Literal["rms", "layer"] = "rms") -> Tensor:
     """RMS or layer norm over n_embd, then weight and bias.  Upstream: build_norm."""
     hp = g.hparams
-    cur = ops.rms_norm(g.ctx, cur, hp.f_norm_rms_eps) if kind == "rms" else ops.norm(g.ctx, cur, hp.f_norm_eps)
+    cur = (
+        ops.rms_norm(g.ctx, cur, hp.f_norm_rms_eps) if kind == "rms" else ops.norm(g.ctx, cur, hp.f_norm_eps)
+    )
     if w.weight is not None or w.bias is not None:
         g.name(cur, "norm", il)
     if w.weight is not None:
@@ -98,7 +100,9 @@ def qkv(g: GraphBuilder, w: QKVWeights, cur: Tensor, head_dim: int, il: int) -> 
         heads = QKV(
             *(
                 ops.reshape_3d(g.ctx, _projected(g, lin, cur, name, il), head_dim, n, g.n_tokens)
-                for lin, name, n in _in_order((w.wq, "Qcur", n_head), (w.wk, "Kcur", n_head_kv), (w.wv, "Vcur", n_head_kv))
+                for lin, name, n in _in_order(
+                    (w.wq, "Qcur", n_head), (w.wk, "Kcur", n_head_kv), (w.wv, "Vcur", n_head_kv)
+                )
             )
         )
     for t, name in zip(heads, ("Qcur", "Kcur", "Vcur"), strict=True):
@@ -116,7 +120,9 @@ def softcap(g: GraphBuilder, cur: Tensor, cap: float) -> Tensor:
     """cap * tanh(cur / cap); 0 means no cap."""
     if not cap:
         return cur
-    return ops.scale(g.ctx, ops.tanh(g.ctx, ops.scale(g.ctx, cur, float(np.float32(1.0) / np.float32(cap)))), cap)
+    return ops.scale(
+        g.ctx, ops.tanh(g.ctx, ops.scale(g.ctx, cur, float(np.float32(1.0) / np.float32(cap)))), cap
+    )
 
 
 def _in_order(*parts: tuple[Linear, str, int]) -> tuple[tuple[Linear, str, int], ...]:
@@ -152,10 +158,7 @@ def _fused_qkv(g: GraphBuilder, w: Linear, cur: Tensor, dims: tuple[int, int, in
 def ffn(g: GraphBuilder, cur: Tensor, w: FFN, act: Act, il: int, *, seq_gate: bool = False) -> Tensor:
     """Feed-forward network; `seq_gate` feeds the gate from `up` instead of beside it.  Upstream: build_ffn."""
     up = _named_linear(g, w.up, cur, "ffn_up", il) if w.up is not None else cur
-    if w.gate is not None:
-        cur = _named_linear(g, w.gate, up if seq_gate else cur, "ffn_gate", il)
-    else:
-        cur = up
+    cur = _named_linear(g, w.gate, up if seq_gate else cur, "ffn_gate", il) if w.gate is not None else up
     parallel = w.gate is not None and not seq_gate
     cur, multiplied = _activate(g, cur, up if parallel else None, act, il)
     if act == "gelu" and w.act_scales is not None and not parallel:
@@ -197,7 +200,9 @@ _PLAIN: dict[str, tuple[_Unary, str]] = {
 }
 
 
-def _activate(g: GraphBuilder, cur: Tensor, up: Tensor | None, act: Act, il: int, prefix: str = "ffn_") -> tuple[Tensor, bool]:
+def _activate(
+    g: GraphBuilder, cur: Tensor, up: Tensor | None, act: Act, il: int, prefix: str = "ffn_"
+) -> tuple[Tensor, bool]:
     """Activation, and whether `up` was multiplied in by a fused op."""
     if act == "relu_sqr":
         cur = g.name(ops.relu(g.ctx, cur), f"{prefix}relu", il)

@@ -23,7 +23,9 @@ from pyggmlkv.memory.protocol import AttentionStep, Step
 class NoCacheInput:
     """Masks of tokens against tokens [n_tokens, n_tokens]: full, and windowed where the model has sliding layers."""
 
-    def __init__(self, ctx: TensorArena, n_tokens: int, hp: HParams, *, flash_attn: bool, causal: bool) -> None:
+    def __init__(
+        self, ctx: TensorArena, n_tokens: int, hp: HParams, *, flash_attn: bool, causal: bool
+    ) -> None:
         dtype = "f16" if flash_attn else "f32"
         windows = [SlidingWindow()]
         if hp.swa_type != "none":

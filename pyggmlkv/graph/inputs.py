@@ -125,7 +125,9 @@ class OutIdsInput:
 class AttnScaleInput:
     """Temperature of each query by its position [1, 1, n_tokens] f32.  Upstream: llm_graph_input_attn_temp."""
 
-    def __init__(self, ctx: TensorArena, n_tokens: int, floor_scale: int, scale: float, offset: float) -> None:
+    def __init__(
+        self, ctx: TensorArena, n_tokens: int, floor_scale: int, scale: float, offset: float
+    ) -> None:
         self._scale = HostArray(ctx.new_tensor("f32", 1, 1, n_tokens, name="attn_scale"))
         self._by = (floor_scale, scale, offset)
 
@@ -139,7 +141,9 @@ class AttnScaleInput:
         floor_scale, scale, offset = self._by
         pos = ubatch.pos[0].astype(np.float32) + np.float32(offset)
         steps = np.floor(pos / np.float32(floor_scale)).astype(np.float64)
-        self._scale.array[...] = (np.log(steps + 1.0) * np.float32(scale) + 1.0).reshape(self._scale.array.shape)
+        self._scale.array[...] = (np.log(steps + 1.0) * np.float32(scale) + 1.0).reshape(
+            self._scale.array.shape
+        )
         self._scale.commit()
 
 
@@ -152,7 +156,9 @@ class MaskInput:
     def __init__(self, ctx: TensorArena, step: AttentionStep, n_tokens: int, flash_attn: bool) -> None:
         ns = step.n_stream
         shape = (step.n_kv, n_tokens // ns, 1, ns)
-        self._mask = HostArray(ctx.new_tensor("f16" if flash_attn else "f32", *shape, name="attn_inp_kq_mask"))
+        self._mask = HostArray(
+            ctx.new_tensor("f16" if flash_attn else "f32", *shape, name="attn_inp_kq_mask")
+        )
         self._shape = (ns, n_tokens // ns, step.n_kv)
 
     @property
@@ -172,7 +178,9 @@ class KVInput:
     without V. `step` is what the graph is built with.  Upstream: llm_graph_input_attn_kv, llm_graph_input_attn_k.
     """
 
-    def __init__(self, ctx: TensorArena, step: AttentionStep, flash_attn: bool, causal: bool, has_v: bool) -> None:
+    def __init__(
+        self, ctx: TensorArena, step: AttentionStep, flash_attn: bool, causal: bool, has_v: bool
+    ) -> None:
         n_tokens = step.ubatch.n_tokens
         self.step = step
         self._causal = causal

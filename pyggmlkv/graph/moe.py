@@ -165,7 +165,11 @@ def _activate(g: GraphBuilder, gate: Tensor, up: Tensor, act: Act, has_gate: boo
         return g.name(ops.swiglu_oai(ctx, gate, up, 1.702, 7.0), "ffn_moe_swiglu_oai", il)
     if act == "relu_sqr":
         return g.name(ops.sqr(ctx, ops.relu(ctx, gate)), "ffn_moe_relu_sqr", il)
-    gated = {"silu": (ops.swiglu_split, "swiglu"), "gelu": (ops.geglu_split, "geglu"), "relu": (ops.reglu_split, "reglu")}
+    gated = {
+        "silu": (ops.swiglu_split, "swiglu"),
+        "gelu": (ops.geglu_split, "geglu"),
+        "relu": (ops.reglu_split, "reglu"),
+    }
     if has_gate:
         split, name = gated[act]
         return g.name(split(ctx, gate, up), f"ffn_moe_{name}", il)
@@ -177,7 +181,8 @@ def _sum(g: GraphBuilder, experts: Tensor, n_embd: int, n_tokens: int) -> Tensor
     """Add the experts' outputs; the views come before the adds, as libllama orders them."""
     n_used = g.hparams.n_expert_used
     views = [
-        g.expand(ops.view_2d(g.ctx, experts, n_embd, n_tokens, experts.nb[2], i * experts.nb[1])) for i in range(n_used)
+        g.expand(ops.view_2d(g.ctx, experts, n_embd, n_tokens, experts.nb[2], i * experts.nb[1]))
+        for i in range(n_used)
     ]
     out = views[0]
     for view in views[1:]:

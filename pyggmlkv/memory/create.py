@@ -14,7 +14,7 @@ from pyggmlkv.gguf.hparams import HParams
 from pyggmlkv.memory.config import KVSpec, LayerSpec, RopeSpec
 from pyggmlkv.memory.hybrid import HybridMemory
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentSpec
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory, RecurrentSpec
 from pyggmlkv.memory.site import Site
 from pyggmlkv.memory.sliding import SlidingKVCache
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
-from pyggmlkv.memory.defrag import DefragReport
+from pyggmlkv.memory.cells.view import CellsMap, CellsView
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.kv.defrag import DefragReport
+from pyggmlkv.memory.kv.step import KVStep
 from pyggmlkv.memory.protocol import Memory
-from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentStep
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory, RecurrentStep
 from pyggmlkv.memory.sliding import SlidingKVCache, SlidingStep
-from pyggmlkv.memory.view import CellsMap, CellsView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 
 from pyggmlkv.errors import SequenceError
 from pyggmlkv.memory.cells import Cells
+from pyggmlkv.memory.cells.extents import POS_MAX
 from pyggmlkv.memory.config import Forget
-from pyggmlkv.memory.extents import POS_MAX
 from pyggmlkv.memory.mask import NO_WINDOW, SlidingWindow
 
 

@@ -18,12 +18,12 @@ from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import NoSlotError
 from pyggmlkv.logs import logger
+from pyggmlkv.memory.cells.view import CellsMap, CellsView
 from pyggmlkv.memory.config import KVSpec
-from pyggmlkv.memory.defrag import DefragReport, merged
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.kv.defrag import DefragReport, merged
+from pyggmlkv.memory.kv.step import KVStep
 from pyggmlkv.memory.site import Where, site_of
-from pyggmlkv.memory.view import CellsMap, CellsView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

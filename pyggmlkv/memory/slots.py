@@ -14,7 +14,7 @@ import numpy as np
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import NoSlotError
 from pyggmlkv.memory.cells import Cells, CellsCopy
-from pyggmlkv.memory.extents import single_ids
+from pyggmlkv.memory.cells.extents import single_ids
 from pyggmlkv.memory.mask import SlidingWindow
 from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.types import I32, I64, Bool

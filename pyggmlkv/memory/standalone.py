@@ -13,8 +13,8 @@ from pyggmlkv.batch.batch import Batch
 from pyggmlkv.batch.prepare import BatchLimits
 from pyggmlkv.memory.hybrid import HybridMemory, HybridStep
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.kv_step import KVStep
-from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentStep
+from pyggmlkv.memory.kv.step import KVStep
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory, RecurrentStep
 from pyggmlkv.memory.sliding import SlidingKVCache, SlidingStep
 
 MAX_TOKEN = 1 << 31

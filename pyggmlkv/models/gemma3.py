@@ -10,7 +10,19 @@ from pyggmlkv.gguf import keys
 from pyggmlkv.gguf.hparams import HParams
 from pyggmlkv.gguf.key_reader import KeyReader
 from pyggmlkv.graph.attention import Attention, attn_any, inp_any, rsqrt
-from pyggmlkv.graph.blocks import FFN, QKV, Linear, Norm, QKVWeights, ffn, linear, norm, normed_qk, qkv, softcap
+from pyggmlkv.graph.blocks import (
+    FFN,
+    QKV,
+    Linear,
+    Norm,
+    QKVWeights,
+    ffn,
+    linear,
+    norm,
+    normed_qk,
+    qkv,
+    softcap,
+)
 from pyggmlkv.graph.builder import GraphBuilder
 from pyggmlkv.graph.rope import rope_qk
 from pyggmlkv.models.loading import WeightLoader, check_heads
@@ -55,7 +67,9 @@ def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
     )
     if not n_swa:
         return hp
-    hp = dataclasses.replace(hp, rope_freq_base_train_swa=kv.f32(keys.ROPE_FREQ_BASE_SWA, hp.rope_freq_base_train_swa))
+    hp = dataclasses.replace(
+        hp, rope_freq_base_train_swa=kv.f32(keys.ROPE_FREQ_BASE_SWA, hp.rope_freq_base_train_swa)
+    )
     return hp.with_swa_pattern(kv.u32_if_scalar(keys.ATTENTION_SLIDING_WINDOW_PATTERN, 6))
 
 

@@ -38,7 +38,9 @@ class Weights:
 
 def load_hparams(kv: KeyReader, hp: HParams) -> HParams:
     check_heads(kv, hp, rotated_whole=True)
-    return dataclasses.replace(hp, rope_type="normal", f_norm_rms_eps=kv.f32(keys.ATTENTION_LAYERNORM_RMS_EPS))
+    return dataclasses.replace(
+        hp, rope_type="normal", f_norm_rms_eps=kv.f32(keys.ATTENTION_LAYERNORM_RMS_EPS)
+    )
 
 
 def load_layer(t: WeightLoader, hp: HParams, il: int) -> Layer:

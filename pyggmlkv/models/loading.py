@@ -78,7 +78,11 @@ class WeightLoader:
         return None if weight is None else self._completed(name, weight, ne, bias)
 
     def _completed(self, name: str, weight: Tensor, ne: tuple[int, ...], bias: Bias) -> Linear:
-        b = None if bias == "no" else self._tensors.tensor(f"{name}.bias", *ne[1:], required=bias == "required")
+        b = (
+            None
+            if bias == "no"
+            else self._tensors.tensor(f"{name}.bias", *ne[1:], required=bias == "required")
+        )
         n_scales = ne[2] if len(ne) > 2 else 1
         return Linear(weight, b, self.optional(f"{name}.scale", n_scales))
 
@@ -136,11 +140,15 @@ class WeightLoader:
 
     def attn_output(self, il: int, *, bias: Bias = "optional") -> Linear:
         hp = self.hp
-        return self.linear(f"blk.{il}.attn_output", hp.n_embd_head_v(il) * hp.n_head(il), hp.n_embd, bias=bias)
+        return self.linear(
+            f"blk.{il}.attn_output", hp.n_embd_head_v(il) * hp.n_head(il), hp.n_embd, bias=bias
+        )
 
     def rope_factors(self, il: int) -> RopeFactors:
         """Per-dimension RoPE factors that all layers share, as the file's scaling type says."""
-        return self.rope_long_short(il) if self.hp.rope_scaling_type_train == "longrope" else self.rope_freqs(il)
+        return (
+            self.rope_long_short(il) if self.hp.rope_scaling_type_train == "longrope" else self.rope_freqs(il)
+        )
 
     def rope_freqs(self, il: int) -> RopeFactors:
         """One set of factors [n_rot / 2], if the file has it.  Upstream: TENSOR_DUPLICATED rope_freqs."""
@@ -150,7 +158,8 @@ class WeightLoader:
     def rope_long_short(self, il: int) -> RopeFactors:
         """Factors [n_rot / 2] for contexts beyond the original one and for shorter ones, if the file has them."""
         self.rope[il] = RopeFactors(
-            long=self._shared("rope_factors_long.weight", il), short=self._shared("rope_factors_short.weight", il)
+            long=self._shared("rope_factors_long.weight", il),
+            short=self._shared("rope_factors_short.weight", il),
         )
         return self.rope[il]
 

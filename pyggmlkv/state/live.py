@@ -14,10 +14,10 @@ from pyggmlkv.errors import StateError
 from pyggmlkv.memory.create import MemoryObject
 from pyggmlkv.memory.hybrid import HybridMemory
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.recurrent import RecurrentMemory
-from pyggmlkv.memory.shared import SharedKVCache
+from pyggmlkv.memory.kv.shared import SharedKVCache
+from pyggmlkv.memory.kv.storage import LayerStorage
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory
 from pyggmlkv.memory.sliding import SlidingKVCache
-from pyggmlkv.memory.storage import LayerStorage
 from pyggmlkv.state.blocks import (
     KVStateLayer,
     KVStateSpec,

@@ -18,7 +18,7 @@ from pyggmlkv.errors import NoSlotError
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.cells import Cells
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory
 from pyggmlkv.memory.slots import Journal
 from pyggmlkv.state.blocks import CellMeta, KVBlock, KVStream, Part, RecurrentBlock, SavedState, TensorData
 from pyggmlkv.state.format import read_state

@@ -10,10 +10,10 @@ import numpy as np
 
 from pyggmlkv.binding import Tensor
 from pyggmlkv.memory.cells import Cells
-from pyggmlkv.memory.extents import ids_of
+from pyggmlkv.memory.cells.extents import ids_of
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.recurrent import RecurrentMemory
-from pyggmlkv.memory.recurrent_cells import RecurrentCells
+from pyggmlkv.memory.recurrent.cells import RecurrentCells
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory
 from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.state.blocks import CellMeta, KVBlock, KVStream, Part, RecurrentBlock, SavedState, TensorData
 from pyggmlkv.state.format import write_state

@@ -18,7 +18,9 @@ def fingerprint(ctx: pyggmlkv.Context) -> tuple[object, ...]:
     """Every byte that a refusal must leave alone: cells of all streams, heads, pending work, K and V."""
     m = ctx.memory
     streams = m.streams
-    cells = [(c.pos.tobytes(), c.shift.tobytes(), c.seq.tobytes(), c.n_used, c.has_shift) for c in streams.cells]
+    cells = [
+        (c.pos.tobytes(), c.shift.tobytes(), c.seq.tobytes(), c.n_used, c.has_shift) for c in streams.cells
+    ]
     extents = [(s, m.seq_pos_min(s), m.seq_pos_max(s)) for s in range(min(8, m.spec.n_seq_ids))]
     data = [(m.k(il).tobytes(), m.v(il).tobytes()) for il in sorted(m.storage.layers)]
     return (cells, list(streams.heads), list(streams.stream_copies), extents, data)
@@ -48,7 +50,9 @@ REFUSED: dict[str, tuple[Callable[[], Batch], type[Exception], str]] = {
 @pytest.fixture
 def ctx(model: pyggmlkv.Model) -> pyggmlkv.Context:
     """64 cells for two sequences in one stream, 20 used by sequence 0, 4 by sequence 1, a hole, a shift pending."""
-    ctx = pyggmlkv.Context(model, n_ctx=64, n_batch=64, n_ubatch=16, n_seq_max=2, kv_unified=False, n_threads=1)
+    ctx = pyggmlkv.Context(
+        model, n_ctx=64, n_batch=64, n_ubatch=16, n_seq_max=2, kv_unified=False, n_threads=1
+    )
     ctx.decode(Batch(np.arange(24) % N_VOCAB))
     ctx.decode(Batch([5, 6, 7, 8], seq_id=1))
     ctx.memory.seq_rm(0, 8, 12)
@@ -57,7 +61,9 @@ def ctx(model: pyggmlkv.Model) -> pyggmlkv.Context:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_batch_changes_nothing_and_the_right_one_then_works(ctx: pyggmlkv.Context, case: str) -> None:
+def test_a_refused_batch_changes_nothing_and_the_right_one_then_works(
+    ctx: pyggmlkv.Context, case: str
+) -> None:
     make, error, said = REFUSED[case]
     before, logits = fingerprint(ctx), ctx.logits.copy()
     with pytest.raises(error) as refused:
@@ -128,7 +134,12 @@ def test_use_after_close_is_a_typed_error(llama_path: Path) -> None:
         pyggmlkv.Context(model)
     ctx.close()
     ctx.close()
-    for use in (lambda: ctx.decode(Batch([1])), lambda: ctx.logits, lambda: ctx.memory, lambda: ctx.embeddings):
+    for use in (
+        lambda: ctx.decode(Batch([1])),
+        lambda: ctx.logits,
+        lambda: ctx.memory,
+        lambda: ctx.embeddings,
+    ):
         with pytest.raises(errors.ClosedError, match="context"):
             use()
 

@@ -17,13 +17,17 @@ def steps(ctx: pyggmlkv.Context, seqs: list[int]) -> list[bytes]:
     return out
 
 
-@pytest.mark.parametrize("seqs", [[0, 1] * 6, [0, 0, 1, 1] * 3, [0] * 12], ids=["alternating", "pairs", "one"])
+@pytest.mark.parametrize(
+    "seqs", [[0, 1] * 6, [0, 0, 1, 1] * 3, [0] * 12], ids=["alternating", "pairs", "one"]
+)
 @pytest.mark.parametrize("unified", [True, False])
 def test_a_kept_graph_serves_another_sequence_with_its_own_rows(
     model: pyggmlkv.Model, seqs: list[int], unified: bool
 ) -> None:
     def run(reuse: bool) -> tuple[list[bytes], pyggmlkv.Context]:
-        ctx = pyggmlkv.Context(model, n_ctx=128, n_seq_max=2, kv_unified=unified, n_threads=1, graph_reuse=reuse)
+        ctx = pyggmlkv.Context(
+            model, n_ctx=128, n_seq_max=2, kv_unified=unified, n_threads=1, graph_reuse=reuse
+        )
         return steps(ctx, seqs), ctx
 
     kept, ctx = run(True)
@@ -31,9 +35,9 @@ def test_a_kept_graph_serves_another_sequence_with_its_own_rows(
     assert kept == fresh
     assert other.n_graphs_reused == 0
     assert ctx.n_graphs_reused + ctx.n_graphs_built == len(seqs)
-    assert ctx.n_graphs_reused >= (len(seqs) - 1 if unified or len(set(seqs)) == 1 else len(seqs) // 2 - 1) * (
-        unified or seqs[0] == seqs[1]
-    )
+    assert ctx.n_graphs_reused >= (
+        len(seqs) - 1 if unified or len(set(seqs)) == 1 else len(seqs) // 2 - 1
+    ) * (unified or seqs[0] == seqs[1])
 
 
 def test_what_changes_a_graph_builds_a_new_one(model: pyggmlkv.Model) -> None:

@@ -23,7 +23,9 @@ def gemma(tiny_model: Callable[[str], Path]) -> Iterator[pyggmlkv.Model]:
         yield model
 
 
-def test_a_deep_cut_leaves_the_range_of_the_full_part(gemma: pyggmlkv.Model, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deep_cut_leaves_the_range_of_the_full_part(
+    gemma: pyggmlkv.Model, caplog: pytest.LogCaptureFixture
+) -> None:
     ctx = pyggmlkv.Context(gemma, n_ctx=64, n_ubatch=8, n_threads=1)
     m = ctx.memory
     ctx.decode(Batch(np.arange(40)))
@@ -57,7 +59,9 @@ def test_going_on_at_the_end_or_a_little_before_it_is_told_apart(gemma: pyggmlkv
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_interleaved_sequences_always_find_slots(gemma: pyggmlkv.Model, seed: int) -> None:
-    ctx = pyggmlkv.Context(gemma, n_ctx=128, n_ubatch=8, n_batch=32, n_seq_max=2, kv_unified=True, n_threads=1)
+    ctx = pyggmlkv.Context(
+        gemma, n_ctx=128, n_ubatch=8, n_batch=32, n_seq_max=2, kv_unified=True, n_threads=1
+    )
     rng = np.random.default_rng(seed)
     left = [60, 60]
     while any(left):

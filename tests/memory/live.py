@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggmlkv import Batch, KVCache, SlidingKVCache, plan
 from pyggmlkv.binding import ComputeGraph, Tensor, TensorArena
-from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.kv.step import KVStep
 
 Place = tuple[int, int]
 

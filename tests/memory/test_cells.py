@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyggmlkv.errors import NoSlotError
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.cells import Cells
-from pyggmlkv.memory.defrag_plan import plan_defrag
+from pyggmlkv.memory.cells.defrag_plan import plan_defrag
 from pyggmlkv.memory.mask import SlidingWindow
 from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
 from tests.memory.ubatches import run, ubatch

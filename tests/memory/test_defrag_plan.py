@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggmlkv.memory.cells import Cells
-from pyggmlkv.memory.defrag_plan import fragmentation, plan_defrag
+from pyggmlkv.memory.cells.defrag_plan import fragmentation, plan_defrag
 
 
 def cells_of(pattern: str) -> Cells:

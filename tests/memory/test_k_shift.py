@@ -29,7 +29,9 @@ def nmse(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.square(a - b).sum() / np.square(b).sum())
 
 
-def layer_0_keys(model: pyggmlkv.Model, tokens: np.ndarray, pos: np.ndarray, type_k: str = "f32") -> np.ndarray:
+def layer_0_keys(
+    model: pyggmlkv.Model, tokens: np.ndarray, pos: np.ndarray, type_k: str = "f32"
+) -> np.ndarray:
     """Keys (n, n_embd_k_gqa) f32 of a fresh run in which each token stands alone at its position."""
     with pyggmlkv.Context(model, n_ctx=1024, n_threads=1, type_k=type_k, flash_attn="on") as ctx:
         rows = []
@@ -66,7 +68,9 @@ def model(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> 
 
 @pytest.mark.parametrize("attn_rot", [True, False], ids=["rotated", "plain"])
 @pytest.mark.parametrize("type_k", TYPES)
-def test_moved_keys_stand_where_a_fresh_run_puts_them(model: pyggmlkv.Model, type_k: str, attn_rot: bool) -> None:
+def test_moved_keys_stand_where_a_fresh_run_puts_them(
+    model: pyggmlkv.Model, type_k: str, attn_rot: bool
+) -> None:
     ctx = shifted(model, type_k=type_k, attn_rot=attn_rot, shift="pure")
     before = ctx.memory.k(0, dequantize=False).copy(), ctx.memory.v(0, dequantize=False).copy()
     assert ctx.memory.update()

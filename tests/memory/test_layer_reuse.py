@@ -19,7 +19,7 @@ from pyggmlkv import (
 )
 from pyggmlkv.binding import ComputeGraph, TensorArena, ops
 from pyggmlkv.errors import CacheError
-from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.kv.step import KVStep
 from pyggmlkv.memory.protocol import AttentionStep
 from pyggmlkv.state.live import Live
 from pyggmlkv.state.writer import save_bytes

@@ -10,7 +10,7 @@ import pytest
 
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import BatchError, CacheError, NoSlotError, SequenceError
-from pyggmlkv.memory.recurrent_cells import RecurrentCells
+from pyggmlkv.memory.recurrent.cells import RecurrentCells
 from tests.oracle.recurrent_naive import NaiveRecurrent, run_graph
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyggmlkv.batch import Batch, BatchAllocator, BatchLimits
-from pyggmlkv.memory.recurrent_cells import RecurrentCells
+from pyggmlkv.memory.recurrent.cells import RecurrentCells
 from tests.oracle.libllama import ContextParams, Library, RefContext, RefModel
 
 N_SEQ, N_UBATCH = 5, 8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pyggmlkv.memory import slots
+from pyggmlkv.memory.cells.view import render, view
 from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
-from pyggmlkv.memory.view import render, view
 from tests.memory.ubatches import run, ubatch
 
 

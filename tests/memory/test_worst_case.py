@@ -11,8 +11,8 @@ import pytest
 
 import pyggmlkv
 from pyggmlkv import Batch, KVCache, KVSpec, LayerSpec
-from pyggmlkv.memory import k_shift
-from pyggmlkv.memory.k_shift import MIN_CHUNK, chunk_size
+from pyggmlkv.memory.kv import k_shift
+from pyggmlkv.memory.kv.k_shift import MIN_CHUNK, chunk_size
 from tests.memory.live import stored, write
 from tests.oracle.rope_naive import turned
 

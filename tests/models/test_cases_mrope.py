@@ -16,7 +16,7 @@ from pyggmlkv.errors import BatchError, ShiftError
 from pyggmlkv.memory.config import KVSpec, LayerSpec, RopeSpec
 from pyggmlkv.memory.hybrid import HybridMemory
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentSpec
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory, RecurrentSpec
 from tests.oracle.libllama import Library
 from tests.oracle.tiny_models import TinyModel
 from tests.side_by_side import Models, Pair, Setup

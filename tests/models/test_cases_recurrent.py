@@ -14,7 +14,7 @@ import pyggmlkv
 from pyggmlkv import Batch
 from pyggmlkv.errors import BatchError, GGUFKeyError, SequenceError
 from pyggmlkv.memory.hybrid import HybridMemory
-from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory
 from pyggmlkv.types import FlashAttn
 from tests.oracle.libllama import Library
 from tests.oracle.tiny_models import TinyModel

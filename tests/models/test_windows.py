@@ -153,7 +153,10 @@ def test_reused_cells_are_missed_by_no_earlier_ubatch_of_the_batch(tiny_model: T
     rows = []
     for n_ubatch in (3, 512):
         params = ContextParams(n_ctx=256, n_threads=1, n_ubatch=n_ubatch, type_k="f32", type_v="f32")
-        with Model.load(tiny_model(gemma2(2, 8))) as model, Context(model, params=params, flash_attn="off") as ctx:
+        with (
+            Model.load(tiny_model(gemma2(2, 8))) as model,
+            Context(model, params=params, flash_attn="off") as ctx,
+        ):
             assert ctx.memory is not None
             ctx.decode(Batch(TOKENS[:11]))
             ctx.memory.seq_rm(0, 2, 5)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pyggmlkv
-from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory
 from pyggmlkv.state.live import Live
 from tests.oracle.tiny_models import TinyModel
 from tests.side_by_side import Pair, Setup

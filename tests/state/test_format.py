@@ -62,7 +62,10 @@ def kv_sample(
     else:
         whole = [[(0, [0], xy[0])], [(0, [1], xy[1]), (5, [1], xy[2])], []]
         single = [[], [(0, [1], xy[1]), (5, [1], xy[2])], []]
-    make = lambda streams: raw.kv(streams, int(trans), N_LAYER, tensors)
+
+    def make(streams):
+        return raw.kv(streams, int(trans), N_LAYER, tensors)
+
     return Sample((spec,), make(whole), make(single), make(single))
 
 
@@ -415,7 +418,10 @@ def older(name: str) -> tuple[StateSpec, bytes, bytes, bytes]:
     tensors = [Rows(Q8_0, 34)] * 2 + [Rows(F16, 32, 16, 2)] * 2
     whole: list[Cell] = [(0, [0, 1], None), (1, [0], None)]
     ids = [1] if name == "2025-06" else []
-    make = lambda cells: raw.kv([cells], 1, N_LAYER, tensors, counted=False)
+
+    def make(cells):
+        return raw.kv([cells], 1, N_LAYER, tensors, counted=False)
+
     recurrent = raw.recurrent([(4, [0], None)], 3, [Rows(F32, 12)] * 2 + [Rows(F32, 64)] * 2)
     head = raw.arch("llama") + raw.outputs(2, 5, 3)
     spec = StateSpec("llama", (part,))

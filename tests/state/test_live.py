@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyggmlkv.errors import StateError
-from pyggmlkv.memory.recurrent import RecurrentMemory, RecurrentSpec
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory, RecurrentSpec
 from pyggmlkv.state.live import Live
 from pyggmlkv.state.reader import load_bytes
 from pyggmlkv.state.writer import save_bytes

@@ -18,7 +18,7 @@ import pyggmlkv
 from pyggmlkv.errors import CacheError, NoSlotError, SequenceError, StateError
 from pyggmlkv.memory.config import KVSpec, LayerSpec
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.recurrent import RecurrentMemory
+from pyggmlkv.memory.recurrent.memory import RecurrentMemory
 from pyggmlkv.state import reader
 from pyggmlkv.state.live import Live
 from pyggmlkv.state.writer import save_bytes

@@ -18,17 +18,17 @@ from pyggmlkv.binding import dtypes
 from pyggmlkv.errors import CacheError, ShiftError
 from pyggmlkv.logs import logger
 from pyggmlkv.memory import slots
+from pyggmlkv.memory.cells.view import CellsMap, CellsView, cells_of, render, view
 from pyggmlkv.memory.config import KVSpec
-from pyggmlkv.memory.defrag import DefragReport, defrag, fragmentation, moves_a_graph
-from pyggmlkv.memory.k_shift import shift_keys
-from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.kv.defrag import DefragReport, defrag, fragmentation, moves_a_graph
+from pyggmlkv.memory.kv.k_shift import shift_keys
+from pyggmlkv.memory.kv.step import KVStep
+from pyggmlkv.memory.kv.storage import KVStorage, LayerStorage, predict
 from pyggmlkv.memory.mask import SlidingWindow
 from pyggmlkv.memory.rotation import rotations
 from pyggmlkv.memory.seq_ops import CellStreams, StreamsSpec
 from pyggmlkv.memory.site import Where, breakdown, buffer_type_of, site_of
 from pyggmlkv.memory.slots import SlotInfo
-from pyggmlkv.memory.storage import KVStorage, LayerStorage, predict
-from pyggmlkv.memory.view import CellsMap, CellsView, cells_of, render, view
 
 
 class KVCache:

@@ -16,12 +16,12 @@ import numpy as np
 from pyggmlkv.backend.runner import Runner
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.memory import slots
-from pyggmlkv.memory.defrag import DefragReport
 from pyggmlkv.memory.kv import KVCache
-from pyggmlkv.memory.kv_step import KVStep
+from pyggmlkv.memory.kv.defrag import DefragReport
+from pyggmlkv.memory.kv.step import KVStep
+from pyggmlkv.memory.kv.storage import BorrowedStorage
 from pyggmlkv.memory.sliding import SlidingKVCache
 from pyggmlkv.memory.slots import SlotInfo
-from pyggmlkv.memory.storage import BorrowedStorage
 
 
 class SharedStep(KVStep):

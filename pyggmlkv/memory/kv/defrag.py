@@ -13,12 +13,11 @@ import numpy as np
 
 from pyggmlkv.backend.runner import Runner
 from pyggmlkv.binding import ComputeGraph, Tensor, TensorArena, ops
-from pyggmlkv.memory import defrag_plan
-from pyggmlkv.memory.cells import Cells
-from pyggmlkv.memory.defrag_plan import DefragPlan, plan_defrag
+from pyggmlkv.memory.cells import Cells, defrag_plan
+from pyggmlkv.memory.cells.defrag_plan import DefragPlan, plan_defrag
+from pyggmlkv.memory.kv.storage import KVStorage
 from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.memory.slots import N_KV_PAD
-from pyggmlkv.memory.storage import KVStorage
 
 NODES_A_COPY = 3
 """A view of the source, a view of the target, the copy."""

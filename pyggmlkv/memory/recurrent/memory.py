@@ -17,11 +17,11 @@ from pyggmlkv.batch.allocator import BatchAllocator
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.binding import Buffer, BufferType, Tensor, TensorArena
 from pyggmlkv.errors import CacheError
-from pyggmlkv.memory.defrag import DefragReport
-from pyggmlkv.memory.recurrent_cells import RecurrentCells
-from pyggmlkv.memory.recurrent_slots import RecurrentSlot
+from pyggmlkv.memory.cells.view import CellsMap, CellsView, cells_of_recurrent, view_recurrent
+from pyggmlkv.memory.kv.defrag import DefragReport
+from pyggmlkv.memory.recurrent.cells import RecurrentCells
+from pyggmlkv.memory.recurrent.slots import RecurrentSlot
 from pyggmlkv.memory.site import Where, breakdown, buffer_type_of, by_device
-from pyggmlkv.memory.view import CellsMap, CellsView, cells_of_recurrent, view_recurrent
 from pyggmlkv.types import I32
 
 

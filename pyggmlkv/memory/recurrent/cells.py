@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggmlkv.batch.ubatch import UBatch
 from pyggmlkv.errors import CacheError, SequenceError
-from pyggmlkv.memory.recurrent_slots import (
+from pyggmlkv.memory.recurrent.slots import (
     POS_END,
     RecurrentSlot,
     RecurrentSnapshot,

@@ -18,7 +18,7 @@ from pyggmlkv.logs import logger
 from pyggmlkv.types import I32, U64
 
 if TYPE_CHECKING:
-    from pyggmlkv.memory.recurrent_cells import RecurrentCells
+    from pyggmlkv.memory.recurrent.cells import RecurrentCells
 
 POS_END = 2**31 - 1
 """Highest position."""

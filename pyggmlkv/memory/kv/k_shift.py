@@ -19,9 +19,9 @@ from pyggmlkv.binding import ComputeGraph, Tensor, TensorArena, dtypes, ops
 from pyggmlkv.binding.ops import RopeParams
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.config import KVSpec, LayerSpec
+from pyggmlkv.memory.kv.storage import KVStorage
 from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.memory.site import Site
-from pyggmlkv.memory.storage import KVStorage
 from pyggmlkv.types import F32
 
 NODES_A_LAYER = 16

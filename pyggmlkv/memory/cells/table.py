@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from pyggmlkv.batch.ubatch import UBatch
-from pyggmlkv.memory.extents import POS_MAX, LowestCells, SeqExtents, ids_of, per_sequence
+from pyggmlkv.memory.cells.extents import POS_MAX, LowestCells, SeqExtents, ids_of, per_sequence
 from pyggmlkv.types import I32, I64, U64, Bool
 
 

@@ -12,8 +12,8 @@ from typing import overload
 import numpy as np
 
 from pyggmlkv.memory.cells import Cells
-from pyggmlkv.memory.extents import ids_of, single_ids
-from pyggmlkv.memory.recurrent_cells import RecurrentCells
+from pyggmlkv.memory.cells.extents import ids_of, single_ids
+from pyggmlkv.memory.recurrent.cells import RecurrentCells
 from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.types import I32, I64, U64
 
@@ -104,7 +104,9 @@ class CellsMap(Sequence[StreamCells]):
         return np.stack([s.seq for s in self._streams])
 
     def __repr__(self) -> str:
-        return f"<CellsMap: {len(self)} stream(s) of {len(self[0])} cells, {sum(s.n_used for s in self)} used>"
+        return (
+            f"<CellsMap: {len(self)} stream(s) of {len(self[0])} cells, {sum(s.n_used for s in self)} used>"
+        )
 
 
 def cells_of(streams: CellStreams) -> CellsMap:
