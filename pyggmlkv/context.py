@@ -121,7 +121,7 @@ class Context:
                 built = graphs.get(params)
                 built.fill(params)
                 computed = True
-                self._runner.compute(built.graph, batched=step.ubatch.n_tokens > 1)
+                self._runner.compute(built.graph, batched=step.ubatch.n_tokens > 1, check_ids=False)
             except BaseException:
                 step.undo(computed)
                 raise

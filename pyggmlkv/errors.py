@@ -35,6 +35,10 @@ class ShapeError(BindingError, ValueError):
     """An op was given tensors whose shapes, strides or sizes do not fit."""
 
 
+class RowIndexError(BindingError, IndexError):
+    """A graph was given row ids that its tensors do not have."""
+
+
 class DTypeError(BindingError, TypeError):
     """An op or a copy was given an element type that it does not take."""
 

@@ -97,8 +97,13 @@ class Workplace:
 
     def failing(self, tests: Sequence[str]) -> str | None:
         """The first test that fails, None when all pass.  Raises: MutantError where pytest cannot run them."""
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(self.folder)}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", *tests]
+        environment = {
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(self.folder),
+        }
+        command = [sys.executable, "-m", "pytest", "-x", "-v", "-rfE", "-p", "no:cacheprovider", *tests]
         try:
             done = subprocess.run(
                 command,
@@ -113,8 +118,9 @@ class Workplace:
         if done.returncode == 0:
             return None
         if done.returncode < 0:
-            return f"ended by signal {-done.returncode}"
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+            begun = re.findall(r"^tests/(\S+::.*?) *$", done.stdout, re.MULTILINE)
+            return f"{begun[-1] if begun else tests[0]} (ended by signal {-done.returncode})"
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
         if done.returncode != 1 or failed is None:
             raise MutantError(f"pytest says {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return failed[1].removeprefix("tests/")

@@ -120,13 +120,21 @@ class Runner:
         self._is_new = False
 
     def compute(
-        self, graph: ComputeGraph, *, batched: bool = True, stoppable: bool = True, single: bool = False
+        self,
+        graph: ComputeGraph,
+        *,
+        batched: bool = True,
+        stoppable: bool = True,
+        single: bool = False,
+        check_ids: bool = True,
     ) -> None:
         """Run the allocated `graph` and wait; one that is not `stoppable` runs to its end, Ctrl-C comes after.
 
-        `single` takes one CPU thread: many small nodes cost more to share than to run.
+        `single` takes one CPU thread: many small nodes cost more to share than to run. `check_ids` False trusts row ids
+        that are inputs, for callers who made them.
 
         Raises:
+            RowIndexError: an id out of range; nothing was run.
             KeyboardInterrupt: Ctrl-C; the run was stopped, the process and the runner are as usable as before.
             ComputeError: a backend failed.
         """
@@ -138,11 +146,11 @@ class Runner:
                 backend.set_n_threads(n)
             self._n_threads = n
         if stoppable:
-            self.scheduler.graph_compute(graph)
+            self.scheduler.graph_compute(graph, check_ids=check_ids)
             return
         self._set_gate(None)
         try:
-            self.scheduler.graph_compute(graph)
+            self.scheduler.graph_compute(graph, check_ids=check_ids)
         finally:
             self._set_gate(self._gate)
 

@@ -187,7 +187,7 @@ class Backend(Owner):
     def graph_compute(self, graph: ComputeGraph) -> None:
         """Run a graph whose tensors all have memory that this backend can use.
 
-        Raises: BindingError naming a tensor without such memory; UnsupportedOpError; ComputeError.
+        Raises: BindingError naming a tensor without such memory; RowIndexError; UnsupportedOpError; ComputeError.
         """
         resource = self._checked_resource()
         pointer = graph._pointer
@@ -206,6 +206,9 @@ class Backend(Owner):
                 raise UnsupportedOpError(
                     f"backend {self.name} cannot run {tensor!r}", op=tensor.op, name=tensor.name
                 )
+        from pyggmlkv.binding.row_ids import check_row_ids, row_ids_of  # it knows graphs, which know backends
+
+        check_row_ids(row_ids_of(graph))
         self._compute(resource, pointer, graph)
 
     def _compute(self, resource: Resource, pointer: Any, graph: ComputeGraph) -> None:

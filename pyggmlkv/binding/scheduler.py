@@ -16,6 +16,7 @@ from pyggmlkv.binding.buffer import BufferType
 from pyggmlkv.binding.callbacks import EvalWatch
 from pyggmlkv.binding.cgraph import ComputeGraph
 from pyggmlkv.binding.handle import Owner, Resource
+from pyggmlkv.binding.row_ids import RowIds, check_row_ids, row_ids_of
 from pyggmlkv.binding.tensor import Tensor
 from pyggmlkv.errors import BackendError, BindingError, ComputeError, DeviceMemoryError, UnsupportedOpError
 
@@ -57,6 +58,7 @@ class Scheduler(Owner):
         self.graph_size = graph_size
         self._graph: ComputeGraph | None = None
         self._n_nodes = 0
+        self._row_ids: tuple[RowIds, ...] | None = None
         self._allocation: list[bool] = []
         self._watch: EvalWatch | None = None
 
@@ -108,6 +110,7 @@ class Scheduler(Owner):
             )
         self._graph = graph
         self._n_nodes = graph.n_nodes
+        self._row_ids = None
         self._allocation = [True]
         for arena in graph.arena._reachable():
             arena._compute = (resource, self._allocation)
@@ -135,19 +138,19 @@ class Scheduler(Owner):
 
     # -- runs --
 
-    def graph_compute(self, graph: ComputeGraph) -> None:
-        """Run `graph` and wait; it is allocated if none is.
+    def graph_compute(self, graph: ComputeGraph, *, check_ids: bool = True) -> None:
+        """Run `graph` and wait; it is allocated if none is. `check_ids` looks at row ids that are inputs first.
 
-        Raises: ComputeError (`facts["aborted"]` if a callback stopped it), what a callback raised,
+        Raises: RowIndexError; ComputeError (`facts["aborted"]` if a callback stopped it), what a callback raised,
         BindingError if the scheduler holds another graph.
         """
-        self._compute(graph, lib.ggml_backend_sched_graph_compute)
+        self._compute(graph, lib.ggml_backend_sched_graph_compute, check_ids)
 
     def graph_compute_async(self, graph: ComputeGraph) -> None:
         """As `graph_compute`, but returns once the work is queued; `synchronize()` before reading results."""
-        self._compute(graph, lib.ggml_backend_sched_graph_compute_async)
+        self._compute(graph, lib.ggml_backend_sched_graph_compute_async, True)
 
-    def _compute(self, graph: ComputeGraph, function: Any) -> None:
+    def _compute(self, graph: ComputeGraph, function: Any, check_ids: bool) -> None:
         resource = self._checked_resource()
         if graph is not self._graph:
             if self._graph is not None:
@@ -158,6 +161,10 @@ class Scheduler(Owner):
         arena._check_operands()
         if lib.ggml_graph_n_nodes(pointer) != self._n_nodes:
             raise BindingError("graph_compute: nodes were added after the graph was allocated; reset() first")
+        if check_ids:
+            if self._row_ids is None:
+                self._row_ids = row_ids_of(graph)
+            check_row_ids(self._row_ids)
         watch = self._watch
         if watch is not None:
             watch.begin(arena)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pyggmlkv import KVCache, KVSpec, LayerSpec
-from pyggmlkv.binding import ComputeGraph, TensorArena, cpu_device, dtypes, ops
-from pyggmlkv.errors import CacheError, DTypeError, PyggmlkvError
+from pyggmlkv.binding import ComputeGraph, Scheduler, TensorArena, cpu_device, dtypes, ops
+from pyggmlkv.errors import CacheError, DTypeError, PyggmlkvError, RowIndexError
 
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 WIDTHS = [32, 64, 96, 576]
@@ -55,6 +55,51 @@ def test_written_rows_are_the_quantisers_bytes(
             assert gap < 1e-2, cell
         else:
             assert found == dtypes.quantize(dtype, last[cell]), cell
+
+
+@pytest.mark.parametrize("index_type", ["i32", "i64"])
+@pytest.mark.parametrize("bad", [N_ROWS, -1, 2**31 - 1])
+def test_a_row_that_is_not_there_is_refused_before_anything_is_written(bad: int, index_type: str) -> None:
+    with pytest.raises(RowIndexError, match=str(bad)):
+        written("f16", 64, [1, bad, 2], index_type)
+    with cpu_device().init() as backend, TensorArena(8, graph_nodes=8, data_bytes=1 << 16) as ctx:
+        cache, source = ctx.new_tensor("f16", 64, N_ROWS), ctx.new_tensor("f32", 64, 2)
+        index = ctx.new_tensor(index_type, 2)
+        cache.set_bytes(bytes([85]) * cache.nbytes)
+        source.set(np.zeros((2, 64), np.float32))
+        index.set(np.array([0, bad], index.dtype_info.numpy))
+        graph = ComputeGraph(ctx, 8)
+        graph.build_forward_expand(ops.set_rows(ctx, cache, source, index))
+        with pytest.raises(RowIndexError, match="nothing was run"):
+            backend.graph_compute(graph)
+        assert cache.get_bytes() == bytes([85]) * cache.nbytes
+        index.set(np.array([0, 1], index.dtype_info.numpy))
+        backend.graph_compute(graph)
+        assert cache.get_bytes() != bytes([85]) * cache.nbytes
+
+
+def test_a_scheduler_looks_at_row_ids_before_each_run() -> None:
+    with (
+        cpu_device().init() as backend,
+        Scheduler([backend], graph_size=64) as scheduler,
+        TensorArena(8, graph_nodes=8) as ctx,
+    ):
+        rows, ids = ctx.new_tensor("f32", 4, N_ROWS), ctx.new_tensor("i32", 3)
+        rows.set_input()
+        ids.set_input()
+        graph = ComputeGraph(ctx, 8)
+        out = ops.get_rows(ctx, rows, ids)
+        graph.build_forward_expand(out)
+        scheduler.alloc_graph(graph)
+        rows.set(np.arange(4 * N_ROWS, dtype=np.float32).reshape(N_ROWS, 4))
+        for given, fits in (([0, 7, 3], True), ([0, 8, 3], False), ([-1, 0, 0], False), ([1, 1, 1], True)):
+            ids.set(np.array(given, np.int32))
+            if fits:
+                scheduler.graph_compute(graph)
+                assert out.to_numpy()[:, 0].tolist() == [4.0 * i for i in given]
+            else:
+                with pytest.raises(RowIndexError, match="0 to 7"):
+                    scheduler.graph_compute(graph)
 
 
 @pytest.mark.parametrize("dtype", [t for t in TYPES if t not in ("f32", "f16", "bf16")])
