@@ -100,6 +100,7 @@ class Player:
         except NoSlotError as error:
             return self.no_slot(action, error, before)
         getattr(pair.reference, action.verb)(**arguments)
+        self.view.last_batch = action.arguments[0] if action.verb == "decode" else self.view.last_batch
         if action.verb == "encode":
             return _rows(pair.ours.embeddings, pair.reference.embeddings, "embeddings")
         if pair.reference.n_outputs == 0:

@@ -40,6 +40,23 @@ def decode(view: View, rng: Random) -> list[Action]:
     return [Action("decode", (batch,))]
 
 
+def again(view: View, rng: Random) -> list[Action]:
+    """A batch of the same shape as the last one, behind it: its graph is used again unless something forbids it."""
+    last = view.last_batch
+    if last is None or last.embd_seed is not None:
+        return []
+    following = {s: view.next(s) for ids in last.seq_id for s in ids}
+    queue = []
+    for ids in last.seq_id:
+        if len({following[s] for s in ids}) > 1 or (len(ids) > 1 and not can_couple(view, ids)):
+            return []
+        queue.append((ids, following[ids[0]]))
+        following.update({s: following[s] + 1 for s in ids})
+    tokens = [int(t) for t in rng.integers(0, view.pair.n_vocab, len(queue))]
+    batch = Tokens(tokens, [p for _, p in queue], last.seq_id, last.logits)
+    return [] if view.reuses_cells_late(batch.arguments()) else [Action("decode", (batch,))]
+
+
 def draw_batch(view: View, rng: Random) -> Tokens:
     n_parts = min(view.n_seq, int(rng.choice([1, 2, 3], p=[0.6, 0.25, 0.15])))
     chosen = [int(s) for s in rng.permutation(view.n_seq)[:n_parts]]
@@ -277,6 +294,7 @@ def load(view: View, rng: Random, saved: list[Saved]) -> list[Action]:
 
 RESOLVERS: Mapping[str, Callable[[View, Random], list[Action]]] = {
     "decode": decode,
+    "again": again,
     "encode": encode,
     "seq_rm": seq_rm,
     "seq_cp": seq_cp,

@@ -14,6 +14,7 @@ import pyggmlkv
 from pyggmlkv.batch import BatchAllocator, BatchLimits
 from tests.side_by_side import Pair
 
+from .actions import Tokens
 from .kinds import Kind
 
 
@@ -31,6 +32,7 @@ class View:
 
     def __init__(self, pair: Pair, kind: Kind) -> None:
         self.pair, self.kind = pair, kind
+        self.last_batch: Tokens | None = None
         self.memory: Any = pair.ours.memory
         self.memory_kind = pair.memory_kind
         self.parts = our_parts(self.memory, self.memory_kind)
