@@ -123,9 +123,9 @@ def test_case_19_each_vector_equals_the_solo_run(llama: pyggmlkv.Model, pooling:
 @pytest.mark.parametrize("unified", [True, False])
 def test_case_19_the_room_of_one_sequence_is_visible_and_named(llama: pyggmlkv.Model, unified: bool) -> None:
     with pyggmlkv.Context(
-        llama, n_ctx=256, n_seq_max=4, kv_unified=unified, n_threads=1, embeddings=True, pooling="mean"
+        llama, n_ctx=240, n_seq_max=4, kv_unified=unified, n_threads=1, embeddings=True, pooling="mean"
     ) as ctx:
-        assert ctx.n_ctx_seq == (256 if unified else 64)
+        assert ctx.n_ctx_seq == (240 if unified else 60)
         too_long = list(range(ctx.n_ctx_seq + 1))
         with pytest.raises((NoSlotError, BatchError), match=str(ctx.n_ctx_seq)):
             ctx.decode(Batch([t % 128 for t in too_long]))
