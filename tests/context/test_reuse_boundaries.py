@@ -27,12 +27,12 @@ def assert_equal(pair: Pair) -> None:
 def test_single_tokens_across_256_cells(
     reference: Library, tiny_model: TinyModels, name: str, flash_attn: str
 ) -> None:
-    with Models(reference, tiny_model(name)) as models:
-        with Pair(models, Setup(n_ctx=512, flash_attn=flash_attn)) as pair:
-            pair.decode(list(range(100)) + list(range(100)) + list(range(52)), logits="last")
-            for token in range(9):
-                pair.decode([token])
-            assert_equal(pair)
+    setup = Setup(n_ctx=512, flash_attn=flash_attn)
+    with Models(reference, tiny_model(name)) as models, Pair(models, setup) as pair:
+        pair.decode(list(range(100)) + list(range(100)) + list(range(52)), logits="last")
+        for token in range(9):
+            pair.decode([token])
+        assert_equal(pair)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "jamba"])
