@@ -8,6 +8,7 @@
 #   make reference   libllama from its pinned source, on our ggml (tests only)
 #   make bench       side by side with the reference
 #   make soak        the long random tests
+#   make mutants     plants faults one at a time and shows that a test catches each
 #   make clean       removes what the build made (not the model cache)
 
 PYTHON      ?= python3
@@ -22,7 +23,7 @@ STAMPS := $(VENV)/.stamps
 CDEFS  := $(wildcard pyggmlkv/binding/cdef/*.h)
 CHECKED := conftest.py pyggmlkv scripts tests ggml_build build_ggml.py setup.py
 
-.PHONY: all build demo test check reference bench soak clean FORCE
+.PHONY: all build demo test check reference bench soak mutants clean FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -68,6 +69,9 @@ test: build reference
 
 soak: build reference
 	$(PY) -m pytest -m soak $(PYTEST_ARGS)
+
+mutants: build reference
+	$(PY) scripts/mutants.py
 
 bench: build reference
 	$(PY) scripts/bench_llama.py
