@@ -19,6 +19,7 @@ from pyggmlkv.types import MAX_SEQ, FlashAttn
 Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
 RopeScaling: TypeAlias = Literal["none", "linear", "yarn", "longrope"]
 Shift: TypeAlias = Literal["upstream", "pure"]
+Forget: TypeAlias = Literal["reuse", "prune"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ContextParams:
     type_v: str = "f16"
     kv_unified: bool = False
     swa_full: bool = False
+    swa_forget: Forget = "reuse"
     offload_kqv: bool = True
     op_offload: bool = True
     attn_rot: bool | None = None
@@ -68,6 +70,7 @@ class ContextKeywords(TypedDict, total=False):
     type_v: str
     kv_unified: bool
     swa_full: bool
+    swa_forget: Forget
     offload_kqv: bool
     op_offload: bool
     attn_rot: bool | None
@@ -112,12 +115,19 @@ class CParams:
     type_k: str = "f16"
     type_v: str = "f16"
     swa_full: bool = False
+    swa_forget: Forget = "reuse"
     attn_rot: bool | None = None
     shift: Shift = "upstream"
     n_rs_seq: int = 0
 
 
-CHOICES = {"flash_attn": FlashAttn, "pooling": Pooling, "rope_scaling": RopeScaling, "shift": Shift}
+CHOICES = {
+    "flash_attn": FlashAttn,
+    "pooling": Pooling,
+    "rope_scaling": RopeScaling,
+    "shift": Shift,
+    "swa_forget": Forget,
+}
 FLAGS = ("kv_unified", "swa_full", "offload_kqv", "op_offload", "embeddings", "graph_reuse")
 ABOVE_ZERO = ("rope_freq_base", "rope_freq_scale")
 FACTORS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
@@ -260,6 +270,7 @@ def settle(asked: ContextParams, hp: HParams) -> CParams:
         type_k=asked.type_k,
         type_v=asked.type_v,
         swa_full=asked.swa_full,
+        swa_forget=asked.swa_forget,
         attn_rot=asked.attn_rot,
         shift=asked.shift,
         n_rs_seq=asked.n_rs_seq if hp.arch in ROLLBACK_ARCHS else 0,

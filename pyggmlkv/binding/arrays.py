@@ -78,12 +78,18 @@ class _Export:
 
     __slots__ = ("__array_interface__", "_resource", "_tensor")
 
-    def __init__(self, memory: _Memory, tensor: Tensor, dtype: np.dtype[Any]) -> None:
-        n = tensor.n_dims
+    def __init__(
+        self,
+        memory: _Memory,
+        tensor: Tensor,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+    ) -> None:
         self.__array_interface__ = {
             "data": (int(ffi.cast("uintptr_t", tensor._p.data)), memory.readonly),
-            "shape": tensor.shape,
-            "strides": tensor.nb[n - 1 :: -1] if n < 4 else tensor.nb[::-1],
+            "shape": shape,
+            "strides": strides,
             "typestr": dtype.str,
             "version": 3,
         }
@@ -103,7 +109,23 @@ def view(tensor: Tensor) -> npt.NDArray[Any]:
     memory = _memory(tensor)
     if not memory.is_host:
         raise BindingError(f"{tensor!r} is not in host memory: use to_numpy() and set()")
-    return np.asarray(_Export(memory, tensor, info.numpy))
+    return _shown(memory, tensor, info.numpy)
+
+
+def _shown(memory: _Memory, tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    n = tensor.n_dims
+    strides = tensor.nb[n - 1 :: -1] if n < 4 else tensor.nb[::-1]
+    return np.asarray(_Export(memory, tensor, dtype, tensor.shape, strides))
+
+
+def raw_view(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """See `Tensor.raw`."""
+    memory = _memory(tensor)
+    if not memory.is_host:
+        raise BindingError(f"{tensor!r} is not in host memory: use get_bytes() and set_bytes()")
+    if not tensor.is_contiguous():
+        raise BindingError(f"{tensor!r} is a strided view; the gaps between its rows belong to other tensors")
+    return np.asarray(_Export(memory, tensor, _UINT8, (tensor.nbytes,), (1,)))
 
 
 def _span(tensor: Tensor) -> npt.NDArray[np.uint8]:
@@ -218,7 +240,7 @@ def write(tensor: Tensor, values: npt.ArrayLike) -> None:
     if memory.readonly:
         raise BindingError(f"{tensor!r} lies in read-only memory")
     if info.numpy is not None and memory.is_host:
-        np.asarray(_Export(memory, tensor, info.numpy))[...] = data.reshape(tensor.shape)
+        _shown(memory, tensor, info.numpy)[...] = data.reshape(tensor.shape)
         return
     raw = _span(tensor)
     if info.numpy is None:

@@ -180,6 +180,13 @@ class Tensor:
         """
         return arrays.view(self)
 
+    def raw(self) -> npt.NDArray[Any]:
+        """Zero-copy view of the bytes (nbytes,) of a contiguous tensor of any type; see `numpy` for its life.
+
+        Raises: BindingError if the memory is not the host's, or the tensor is strided; ClosedError if it is gone.
+        """
+        return arrays.raw_view(self)
+
     def to_numpy(self, dequantize: bool = True) -> npt.NDArray[Any]:
         """Copy from any backend. Quantised types and bf16 become float32, or raw bytes (uint16) without
         `dequantize`.

@@ -119,5 +119,5 @@ def recurrent_spec(hp: HParams, cp: CParams, layers: Iterable[int]) -> Recurrent
 def _attention(spec: KVSpec, hp: HParams, cp: CParams, site: Site) -> KVCache | SlidingKVCache:
     if hp.swa_type == "none":
         return KVCache(spec, site)
-    spec = dataclasses.replace(spec, n_swa=hp.n_swa, swa_type=hp.swa_type)
+    spec = dataclasses.replace(spec, n_swa=hp.n_swa, swa_type=hp.swa_type, forget=cp.swa_forget)
     return SlidingKVCache(spec, site, is_swa=hp.is_swa, n_ubatch=cp.n_ubatch, swa_full=cp.swa_full)

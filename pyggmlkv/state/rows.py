@@ -53,9 +53,7 @@ class RowSet:
 def host_bytes(t: Tensor) -> Bytes | None:
     """The bytes of a contiguous tensor in place (nbytes,), None where only its backend can read them."""
     buffer = t.buffer
-    if buffer is None or not buffer.is_host or t.dtype_info.numpy is None:
-        return None
-    return t.numpy().reshape(-1).view(np.uint8)
+    return t.raw() if buffer is not None and buffer.is_host else None
 
 
 def _fetched(t: Tensor, begin: int, end: int) -> Bytes:

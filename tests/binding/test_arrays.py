@@ -336,3 +336,23 @@ def test_results_are_not_read_once_their_memory_went_to_another_graph(cpu: Backe
             assert results[-1].numpy()[0] == pytest.approx(0.7310586)
         with pytest.raises(ClosedError, match="newer graph"):
             results[0].numpy()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "i32"])
+def test_raw_shows_the_bytes_of_any_type_in_place(dtype: str) -> None:
+    with TensorArena(2) as arena:
+        tensor = arena.new_tensor(dtype, 64, 3)
+        with cpu_device().buffer_type.alloc_tensors(arena):
+            tensor.set_bytes(bytes(range(48)) * (tensor.nbytes // 48))
+            raw = tensor.raw()
+            assert raw.tobytes() == tensor.get_bytes()
+            raw[5] = 200
+            assert tensor.get_bytes(5, 1) == bytes([200])
+
+
+def test_raw_of_a_strided_view_is_refused() -> None:
+    with TensorArena(3) as arena:
+        tensor = arena.new_tensor("q8_0", 64, 3)
+        view = ops.view_2d(arena, tensor, 32, 3, tensor.nb[1], 0)
+        with cpu_device().buffer_type.alloc_tensors(arena), pytest.raises(BindingError, match="strided"):
+            view.raw()

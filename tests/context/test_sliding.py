@@ -96,3 +96,23 @@ def test_no_slot_names_the_part(gemma: pyggmlkv.Model) -> None:
     with pytest.raises(pyggmlkv.errors.NoSlotError, match="base"):
         ctx.decode(Batch(np.arange(10)))
     assert ctx.memory.seq_pos_max(0) == 9
+
+
+def test_pruning_keeps_only_what_a_later_query_can_see_and_changes_no_answer(gemma: pyggmlkv.Model) -> None:
+    def run(forget: str) -> tuple[list[np.ndarray], pyggmlkv.Context]:
+        ctx = pyggmlkv.Context(gemma, n_ctx=256, n_ubatch=8, n_threads=1, swa_forget=forget, flash_attn="off")
+        rows = []
+        for first in range(0, 48, 12):
+            ctx.decode(Batch(np.arange(first, first + 12), logits="all"))
+            rows.append(ctx.logits)
+        return rows, ctx
+
+    reused, keeping = run("reuse")
+    pruned, pruning = run("prune")
+    used = [ctx.memory.swa.streams.cells[0].n_used for ctx in (keeping, pruning)]
+    assert used[1] == WINDOW < used[0]
+    assert pruning.memory.base.streams.cells[0].n_used == 48
+    for a, b in zip(reused, pruned, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)  # a key that is missed moves a logit by a tenth
+    with pytest.raises(pyggmlkv.errors.ParameterError, match="swa_forget"):
+        pyggmlkv.Context(gemma, swa_forget="never")
