@@ -17,6 +17,7 @@ import numpy as np
 from pyggmlkv.backend.runner import Runner
 from pyggmlkv.binding import ComputeGraph, Tensor, TensorArena, dtypes, ops
 from pyggmlkv.binding.ops import RopeParams
+from pyggmlkv.errors import BindingError
 from pyggmlkv.memory import slots
 from pyggmlkv.memory.config import KVSpec, LayerSpec
 from pyggmlkv.memory.kv.storage import KVStorage
@@ -72,8 +73,6 @@ def shift_keys(storage: KVStorage, site: Site, streams: CellStreams, rot: F32 | 
     """Turn all keys by the pending shift of their cells, chunk by chunk; what was turned is no longer pending."""
     spec, runner = storage.spec, site.runner
     n_cells = spec.kv_size * spec.n_stream
-    moved = np.empty(n_cells, np.int32)
-    slots.fill_k_shift(streams, moved)
     rot_size = 0 if rot is None else len(rot)
     step = chunk_size(storage, runner, rot_size)
     for begin in range(0, n_cells, step):
@@ -82,7 +81,7 @@ def shift_keys(storage: KVStorage, site: Site, streams: CellStreams, rot: F32 | 
         with shift.arena:
             if shift.graph.n_nodes:
                 runner.alloc(shift.graph)
-                shift.shift.set(moved[cells.start : cells.stop])
+                _set_shift(shift.shift, streams, cells)
                 if shift.rot is not None and rot is not None:
                     shift.rot.set(rot)
                 try:
@@ -90,6 +89,20 @@ def shift_keys(storage: KVStorage, site: Site, streams: CellStreams, rot: F32 | 
                 finally:
                     runner.forget()
         streams.reset_shift(cells)
+
+
+def _set_shift(shift: Tensor, streams: CellStreams, cells: range) -> None:
+    """Fill the input in place where it takes all cells and the host can write there."""
+    n_cells = streams.size * streams.n_stream
+    if len(cells) == n_cells:
+        try:
+            slots.fill_k_shift(streams, shift.numpy())
+            return
+        except BindingError:
+            pass  # on a device
+    moved = np.empty(n_cells, np.int32)
+    slots.fill_k_shift(streams, moved)
+    shift.set(moved[cells.start : cells.stop])
 
 
 def chunk_size(storage: KVStorage, runner: Runner, rot_size: int) -> int:
