@@ -202,6 +202,7 @@ class Context:
             n_outputs=n_outputs,
             cross=self._cross_or_worst(),
             place=self._place if self.model.placement.devices else None,
+            place_on_cpu=lambda t: self._runner.place(t, self.model.placement.cpu),
         )
 
     def _cross_or_worst(self) -> Cross | None:
@@ -324,9 +325,8 @@ class Context:
         memory, graphs = self._memory, self._graphs
         assert graphs is not None
         n_seqs = self.cparams.n_seq_max
-        ubatch = BatchAllocator(self.model.hparams.n_pos_per_embd).ubatch_reserve(
-            -(-n_tokens // n_seqs), n_seqs
-        )
+        allocator = BatchAllocator(self.model.hparams.n_pos_per_embd)
+        ubatch = allocator.ubatch_reserve(-(-n_tokens // n_seqs), n_seqs)
         step = None if memory is None else memory.plan_full(ubatch)
         if self.cparams.embeddings:  # then every token is one
             n_outputs = ubatch.n_tokens

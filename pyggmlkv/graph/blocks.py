@@ -67,12 +67,6 @@ def linear(g: GraphBuilder, w: Linear, cur: Tensor) -> Tensor:
     return cur if w.scale is None else ops.mul(g.ctx, cur, w.scale)
 
 
-def linear_b(g: GraphBuilder, w: Linear, cur: Tensor) -> Tensor:
-    """`linear` and its bias, if it has one."""
-    cur = linear(g, w, cur)
-    return cur if w.bias is None else ops.add(g.ctx, cur, w.bias)
-
-
 def norm(g: GraphBuilder, cur: Tensor, w: Norm, il: int, kind: Literal["rms", "layer"] = "rms") -> Tensor:
     """RMS or layer norm over n_embd, then weight and bias.  Upstream: build_norm."""
     hp = g.hparams
@@ -97,12 +91,11 @@ def qkv(g: GraphBuilder, w: QKVWeights, cur: Tensor, head_dim: int, il: int) -> 
         heads = _fused_qkv(g, w.wqkv, cur, (head_dim, n_head, n_head_kv), il)
     else:
         assert w.wq is not None and w.wk is not None and w.wv is not None
+        parts = ((w.wq, "Qcur", n_head), (w.wk, "Kcur", n_head_kv), (w.wv, "Vcur", n_head_kv))
         heads = QKV(
             *(
                 ops.reshape_3d(g.ctx, _projected(g, lin, cur, name, il), head_dim, n, g.n_tokens)
-                for lin, name, n in _in_order(
-                    (w.wq, "Qcur", n_head), (w.wk, "Kcur", n_head_kv), (w.wv, "Vcur", n_head_kv)
-                )
+                for lin, name, n in parts
             )
         )
     for t, name in zip(heads, ("Qcur", "Kcur", "Vcur"), strict=True):
@@ -123,10 +116,6 @@ def softcap(g: GraphBuilder, cur: Tensor, cap: float) -> Tensor:
     return ops.scale(
         g.ctx, ops.tanh(g.ctx, ops.scale(g.ctx, cur, float(np.float32(1.0) / np.float32(cap)))), cap
     )
-
-
-def _in_order(*parts: tuple[Linear, str, int]) -> tuple[tuple[Linear, str, int], ...]:
-    return parts
 
 
 def _projected(g: GraphBuilder, w: Linear, cur: Tensor, name: str, il: int) -> Tensor:
@@ -160,7 +149,7 @@ def ffn(g: GraphBuilder, cur: Tensor, w: FFN, act: Act, il: int, *, seq_gate: bo
     up = _named_linear(g, w.up, cur, "ffn_up", il) if w.up is not None else cur
     cur = _named_linear(g, w.gate, up if seq_gate else cur, "ffn_gate", il) if w.gate is not None else up
     parallel = w.gate is not None and not seq_gate
-    cur, multiplied = _activate(g, cur, up if parallel else None, act, il)
+    cur, multiplied = activate(g, cur, up if parallel else None, act, il)
     if act == "gelu" and w.act_scales is not None and not parallel:
         cur = g.name(ops.div(g.ctx, cur, w.act_scales), "ffn_act", il)
     if parallel and not multiplied:
@@ -200,7 +189,7 @@ _PLAIN: dict[str, tuple[_Unary, str]] = {
 }
 
 
-def _activate(
+def activate(
     g: GraphBuilder, cur: Tensor, up: Tensor | None, act: Act, il: int, prefix: str = "ffn_"
 ) -> tuple[Tensor, bool]:
     """Activation, and whether `up` was multiplied in by a fused op."""

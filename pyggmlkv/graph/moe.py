@@ -10,7 +10,7 @@ import math
 from typing import Literal, TypeAlias
 
 from pyggmlkv.binding import Tensor, ops
-from pyggmlkv.graph.blocks import Act, Linear, linear
+from pyggmlkv.graph.blocks import Act, Linear, activate, linear
 from pyggmlkv.graph.builder import GraphBuilder
 
 Gating: TypeAlias = Literal["softmax", "sigmoid", "softmax_weight", "sqrt_softplus"]
@@ -155,26 +155,15 @@ def _experts(g: GraphBuilder, cur: Tensor, w: MoE, chosen: Tensor, how: Routing,
         assert w.up is not None
         up = _linear_id(g, w.up, cur, chosen, "ffn_moe_up", il)
         gate = _linear_id(g, w.gate, cur, chosen, "ffn_moe_gate", il) if w.gate is not None else up
-    hidden = _activate(g, gate, up, how.act, w.gate is not None or w.gate_up is not None, il)
+    has_gate = w.gate is not None or w.gate_up is not None or how.act == "swiglu_oai"
+    hidden = _hidden(g, gate, up if has_gate else None, how.act, il)
     return _linear_id(g, w.down, hidden, chosen, "ffn_moe_down", il)
 
 
-def _activate(g: GraphBuilder, gate: Tensor, up: Tensor, act: Act, has_gate: bool, il: int) -> Tensor:
-    ctx = g.ctx
-    if act == "swiglu_oai":
-        return g.name(ops.swiglu_oai(ctx, gate, up, 1.702, 7.0), "ffn_moe_swiglu_oai", il)
-    if act == "relu_sqr":
-        return g.name(ops.sqr(ctx, ops.relu(ctx, gate)), "ffn_moe_relu_sqr", il)
-    gated = {
-        "silu": (ops.swiglu_split, "swiglu"),
-        "gelu": (ops.geglu_split, "geglu"),
-        "relu": (ops.reglu_split, "reglu"),
-    }
-    if has_gate:
-        split, name = gated[act]
-        return g.name(split(ctx, gate, up), f"ffn_moe_{name}", il)
-    plain = {"silu": ops.silu, "gelu": ops.gelu, "relu": ops.relu}
-    return g.name(plain[act](ctx, gate), f"ffn_moe_{act}", il)
+def _hidden(g: GraphBuilder, gate: Tensor, up: Tensor | None, act: Act, il: int) -> Tensor:
+    if act == "relu_sqr":  # libllama names one node of the two, and not as in a dense network
+        return g.name(ops.sqr(g.ctx, ops.relu(g.ctx, gate)), "ffn_moe_relu_sqr", il)
+    return activate(g, gate, up, act, il, prefix="ffn_moe_")[0]
 
 
 def _sum(g: GraphBuilder, experts: Tensor, n_embd: int, n_tokens: int) -> Tensor:

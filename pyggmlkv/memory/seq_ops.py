@@ -17,6 +17,7 @@ from pyggmlkv.memory.cells import Cells
 from pyggmlkv.memory.cells.extents import POS_MAX
 from pyggmlkv.memory.config import Forget
 from pyggmlkv.memory.mask import NO_WINDOW, SlidingWindow
+from pyggmlkv.types import I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +184,19 @@ class CellStreams:
         cells.seq_rm(seq_id, None, max(0, window.first_visible(pos_max)))
         return attended
 
-    def state_ranges(self, stream: int, seq_id: int | None = None) -> list[tuple[int, int]]:
-        """Runs [begin, end) of cells that a saved state holds: all used ones, or those of one sequence.
+    def state_cells(self, stream: int, seq_id: int | None = None) -> I64:
+        """Cells that a saved state holds, ascending: all used ones, or those of one sequence.
 
         Of one sequence, cells that the window masks for its highest position are left out.
         Upstream: llama-kv-cache.cpp, state_write.
         """
         cells = self.cells[stream]
-        lowest: int | None = None
-        if seq_id is not None and (last := cells.seq_pos_max(seq_id)) is not None:
-            lowest = self.window.first_visible(last)
-        return index_runs(cells.find(seq_id, lowest, None))
+        last = None if seq_id is None else cells.seq_pos_max(seq_id)
+        return cells.find(seq_id, None if last is None else self.window.first_visible(last))
+
+    def state_ranges(self, stream: int, seq_id: int | None = None) -> list[tuple[int, int]]:
+        """Runs [begin, end) of `state_cells`."""
+        return index_runs(self.state_cells(stream, seq_id))
 
     def _stream(self, seq_id: int, op: str) -> int:
         if not 0 <= seq_id < self.spec.n_seq_max:

@@ -225,9 +225,7 @@ def _write_whole(cache: KVCache, block: KVBlock) -> None:
 
 def _write_sequence(cache: KVCache, stream: int, saved: KVStream, rows: RowSet) -> None:
     # a copy queued earlier would overwrite what is written now; shifts may wait, these cells have none
-    for src, dst in cache.streams.stream_copies:
-        cache.storage.copy_stream(src, dst)
-    cache.streams.stream_copies.clear()
+    cache.copy_streams()
     _write_stream(cache, stream, saved, rows)
 
 

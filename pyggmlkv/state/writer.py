@@ -14,13 +14,12 @@ from pyggmlkv.memory.cells.extents import ids_of
 from pyggmlkv.memory.kv import KVCache
 from pyggmlkv.memory.recurrent.cells import RecurrentCells
 from pyggmlkv.memory.recurrent.memory import RecurrentMemory
-from pyggmlkv.memory.seq_ops import CellStreams
 from pyggmlkv.state.blocks import CellMeta, KVBlock, KVStream, Part, RecurrentBlock, SavedState, TensorData
 from pyggmlkv.state.format import write_state
 from pyggmlkv.state.joined import joined
 from pyggmlkv.state.live import Live, kv_layer, tensor_spec
 from pyggmlkv.state.rows import RowSet, read_columns, read_rows
-from pyggmlkv.types import I32, I64, U64
+from pyggmlkv.types import I32, U64
 
 
 def save_bytes(live: Live, seq_id: int | None = None, partial: bool = False) -> bytes:
@@ -51,7 +50,7 @@ def _take(part: KVCache | RecurrentMemory, seq_id: int | None, n_layer: int) -> 
 
 
 def _take_stream(cache: KVCache, stream: int, seq_id: int | None) -> KVStream | None:
-    rows = RowSet.of(saved_cells(cache.streams, stream, seq_id))
+    rows = RowSet.of(cache.streams.state_cells(stream, seq_id))
     if rows.n_runs == 0:
         return None
     k: list[TensorData] = []
@@ -68,13 +67,6 @@ def _take_stream(cache: KVCache, stream: int, seq_id: int | None) -> KVStream | 
             v.append(TensorData(spec.v, read_rows(t, rows, spec.v.row_size)))
     cells = cell_meta(cache.streams.cells[stream], rows, seq_id)
     return KVStream(cells, cache.spec.v_trans, tuple(k), tuple(v))
-
-
-def saved_cells(streams: CellStreams, stream: int, seq_id: int | None) -> I64:
-    """Cells that a state holds, ascending: all used ones, or those that a sequence's last token sees."""
-    cells = streams.cells[stream]
-    last = None if seq_id is None else cells.seq_pos_max(seq_id)
-    return cells.find(seq_id, None if last is None else streams.window.first_visible(last))
 
 
 def cell_meta(cells: Cells, rows: RowSet, seq_id: int | None) -> CellMeta:

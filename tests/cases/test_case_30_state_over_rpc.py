@@ -65,6 +65,12 @@ CLIENT = """
                 assert np.abs(remote.logits - local.logits).max() < 1e-3
                 with np.testing.assert_raises(pyggmlkv.errors.StateError):
                     remote.state_set(whole[:-7])
+            split = {**kind, "flash_attn": "off", "type_k": "f16", "offload_kqv": False}
+            with pyggmlkv.Context(there, **split) as remote, pyggmlkv.Context(here, **split) as local:
+                assert name not in remote.memory.memory_breakdown()
+                for ctx in (remote, local):
+                    ctx.decode(Batch(np.arange(20)))
+                assert np.abs(remote.logits - local.logits).max() < 1e-3
         print(here.arch)
 """
 

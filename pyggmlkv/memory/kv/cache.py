@@ -161,7 +161,7 @@ class KVCache:
         """
         if not self.has_update:
             return False
-        self._copy_streams()
+        self.copy_streams()
         if self.streams.has_shift:
             if self.spec.rope.mode is not None:
                 self._warn_of_scaled_keys()
@@ -181,7 +181,8 @@ class KVCache:
                 self.name,
             )
 
-    def _copy_streams(self) -> None:
+    def copy_streams(self) -> None:
+        """Make the copies between streams that `seq_cp` queued, without waiting for an update."""
         for src, dst in self.streams.stream_copies:
             self.storage.copy_stream(src, dst)
         self.streams.stream_copies.clear()
@@ -195,7 +196,7 @@ class KVCache:
         Raises:
             UnsupportedOpError: a device cannot copy rows of this type; nothing was changed.
         """
-        self._copy_streams()
+        self.copy_streams()
         report = defrag(self.streams, self.storage, self._runner, max_moves)
         self._defrag_moves = None if report.done or not max_moves else max_moves
         return report
