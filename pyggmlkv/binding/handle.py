@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -184,9 +186,9 @@ class Resource:
     @classmethod
     def _at_exit(cls) -> None:
         # Children first, as always. Memory that a NumPy view shows is left to the system; so is everything where C
-        # still runs in some thread: what it reads (weights, caches) does not know that it is being read.
+        # still runs in some thread, or is about to: what it reads (weights, caches) does not know that it is read.
         resources = list(cls._open)
-        if any(resource.busy for resource in resources):
+        if any(resource.busy for resource in resources) or _another_thread_is_here():
             cls._exiting = True
             return
         for resource in resources:
@@ -196,6 +198,17 @@ class Resource:
                 except BindingError:
                     continue
         cls._exiting = True
+
+
+def _another_thread_is_here() -> bool:
+    """Whether a thread runs this package's code, even between two calls of C."""
+    package = __name__.partition(".")[0]
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            inner = (f.f_globals.get("__name__", "") for f, _ in traceback.walk_stack(frame))
+            if any(name.partition(".")[0] == package for name in inner):
+                return True
+    return False
 
 
 if hasattr(os, "register_at_fork"):  # absent on Windows

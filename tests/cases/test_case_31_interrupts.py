@@ -70,3 +70,32 @@ def test_the_main_thread_stays_interruptible_and_the_decode_goes_on(
 def test_the_interpreter_may_exit_while_a_daemon_thread_decodes(tiny_model: Callable[[str], Path]) -> None:
     done = child(EXIT_WHILE_DECODING, tiny_model("llama"))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+EXIT_BETWEEN_TWO_CALLS = """
+    import atexit, sys, threading, time
+    atexit.register(time.sleep, 0.5)  # runs last: the thread goes on after the package's own exit
+    import numpy as np
+    import pyggmlkv
+    from pyggmlkv.graph.reuse import GraphCache
+
+    model = pyggmlkv.Model.load(sys.argv[1])
+    ctx = pyggmlkv.Context(model, n_ctx=256)
+    get, waits = GraphCache.get, threading.Event()
+
+    def slow(*args):
+        waits.set()
+        time.sleep(0.2)
+        return get(*args)
+
+    GraphCache.get = slow
+    threading.Thread(target=lambda: ctx.decode(pyggmlkv.Batch([1, 2])), daemon=True).start()
+    waits.wait()
+"""
+
+
+def test_the_interpreter_may_exit_between_two_calls_of_a_daemon_thread(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    done = child(EXIT_BETWEEN_TWO_CALLS, tiny_model("llama"))
+    assert (done.returncode, done.stderr) == (0, "")
